@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The counters of this process in one shared page (a sealed memfd) that `tidepool status` maps read-only from outside. The
+ * fd travels over the process's socket, so containers need to share nothing but the directory.
+ *
+ * It must not know: how the page travels, Mooncake, CUDA.
+ *
+ * The page's layout is shared between versions of the library: magic, version and size come first and are checked by
+ * readers (tp_stats_view). Everything in it is written by its own process and hostile to a reader: strings may lack a NUL,
+ * counts may be out of range; tp_stats_view copies and bounds all of them.
+ *
+ * | field            | written by            | when                                     |
+ * |------------------|-----------------------|------------------------------------------|
+ * | header, instance | tp_stats_page         | once, before the fd can be seen          |
+ * | roles, name      | shim                  | when a half starts, when the name is known |
+ * | counters         | any thread            | relaxed atomic adds                      |
+ * | segments[]       | segment               | under its lock; `state` is written last  |
+ * | clients[]        | segment's server      | its thread only; `state` is written last |
+ * | peers[]          | transport's peer      | its thread only; `state` is written last |
+ * | events[]         | tp_stats_event        | a ring of the last messages              |
+ */
+#ifndef TIDEPOOL_STATS_H
+#define TIDEPOOL_STATS_H
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TP_STATS_MAGIC UINT64_C(0x3153544154535054) /* "TPSTATS1", little-endian */
+#define TP_STATS_VERSION 1
+#define TP_STATS_SEGMENTS 64
+#define TP_STATS_CLIENTS 64
+#define TP_STATS_PEERS 64
+#define TP_STATS_EVENTS 16
+
+enum tp_counter {
+#define TP_COUNTER(identifier, json_name, unit, meaning) TP_##identifier,
+#include "counters.def"
+#undef TP_COUNTER
+    TP_COUNTER_COUNT
+};
+
+enum { TP_ROLE_STORE = 1, TP_ROLE_ENGINE = 2 };
+
+enum tp_slot_state { TP_SLOT_EMPTY, TP_SLOT_STARTING, TP_SLOT_LIVE, TP_SLOT_GONE };
+
+struct tp_stats_segment {
+    _Atomic uint32_t state; /* enum tp_slot_state: STARTING allocated, LIVE published */
+    uint32_t kind;          /* enum tp_segment_kind */
+    uint64_t base, bytes, page_bytes, piece_bytes;
+    uint32_t pieces, nodes; /* nodes: how many NUMA nodes the pieces are spread over */
+    char detail[64];        /* "memfd, THP", "hugetlbfs /dev/hugepages" */
+};
+
+struct tp_stats_client {
+    _Atomic uint32_t state;
+    uint32_t uid;
+    int32_t pid; /* as SO_PEERCRED shows it here: a hint */
+    uint32_t pieces_sent;
+    uint64_t since_s; /* CLOCK_REALTIME seconds */
+};
+
+struct tp_stats_peer {
+    _Atomic uint32_t state;
+    uint32_t pieces, pieces_mapped, segments;
+    _Atomic uint64_t read_bytes, write_bytes;
+    uint64_t since_s;
+    uint8_t instance[16];
+    char name[128]; /* the endpoint by which Mooncake opens it */
+    char path[128]; /* the chosen path in words: "shared memory (memfd)" */
+};
+
+struct tp_stats_event {
+    _Atomic uint64_t time_s; /* 0: empty */
+    char text[248];
+};
+
+struct tp_stats_page {
+    uint64_t magic;
+    uint32_t version, size_bytes;
+    uint8_t instance[16];
+    int32_t pid;
+    uint32_t uid;
+    uint64_t start_s; /* CLOCK_REALTIME seconds */
+    _Atomic uint32_t roles;
+    uint32_t counter_count;
+    char library_version[16];
+    char program[64];  /* comm or script, for people */
+    char hostname[64]; /* the container's, for people */
+    char name[128];    /* the endpoint by which peers open this process, once known */
+    _Atomic uint64_t counters[128];
+    struct tp_stats_segment segments[TP_STATS_SEGMENTS];
+    struct tp_stats_client clients[TP_STATS_CLIENTS];
+    struct tp_stats_peer peers[TP_STATS_PEERS];
+    struct tp_stats_event events[TP_STATS_EVENTS];
+};
+static_assert(TP_COUNTER_COUNT <= 128, "the page has room for 128 counters");
+static_assert(offsetof(struct tp_stats_page, counters) == 8 + 4 + 4 + 16 + 4 + 4 + 8 + 4 + 4 + 16 + 64 + 64 + 128,
+              "the layout is shared between versions: no padding before the counters");
+
+/*
+ * This process's page. Before tp_stats_open it is a private static page, so counting always works and never allocates.
+ * Never NULL. Any thread.
+ */
+struct tp_stats_page *tp_stats_page(void);
+
+/*
+ * Move the page into a memfd (once; counts so far are kept) and return an fd of it, owned by the library, for passing to
+ * readers; sealed against shrinking and growing. 0 or -errno, on which counting goes on privately. Any thread.
+ */
+int tp_stats_open(int *ret_fd);
+
+/* Add to a counter: one relaxed atomic add. Any thread, any time (also inside hooks of libc). */
+void tp_count(enum tp_counter counter, uint64_t amount);
+
+/* Record a message for `tidepool status` (the last 16 are kept). tp_log calls it for errors and warnings. Any thread. */
+void tp_stats_event(const char *text);
+
+/* json_name, unit and meaning of a counter; static storage. */
+struct tp_counter_info {
+    const char *name, *unit, *meaning;
+};
+extern const struct tp_counter_info tp_counter_infos[TP_COUNTER_COUNT];
+
+/*
+ * For readers: map `fd`, check size, magic and version, copy the page to *ret_page with every string terminated and every
+ * count bounded, unmap. 0, -EPROTO for a page that is not one, -EPROTONOSUPPORT for another version, or -errno.
+ */
+int tp_stats_view(int fd, struct tp_stats_page *ret_page);
+
+#endif

@@ -1,0 +1,3 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of overlays and published ranges. */
+#include "segment/segment.h"

@@ -1,0 +1,3 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hands out pieces and counters over a socket. */
+#include "segment/segment.h"
