@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside transport/: copying between two addresses of this process, in a small pool of threads and in the threads that poll.
+ * Inside transport/: copying between two addresses of this process, in a small pool of threads and
+ * in the threads that poll.
  *
- * It must not know: batches, peers, Mooncake. A job is a list of ops that is split into grains (about TP_GRAIN_BYTES each); threads
- * claim grains with one atomic add. The caller owns the job and its arrays, keeps them until tp_copy_done, and may reuse
- * them after that.
+ * It must not know: batches, peers, Mooncake. A job is a list of ops that is split into grains
+ * (about TP_GRAIN_BYTES each); threads claim grains with one atomic add. The caller owns the job
+ * and its arrays, keeps them until tp_copy_done, and may reuse them after that.
  */
 #ifndef TIDEPOOL_COPY_HOST_H
 #define TIDEPOOL_COPY_HOST_H
@@ -33,33 +34,36 @@ struct tp_copy_job {
     struct tp_copy_grain *grains; /* capacity grain_room */
     atomic_uchar *grain_done;     /* one a grain, capacity grain_room */
     uint32_t op_count, op_room, grain_count, grain_room;
-    size_t grain_fill; /* bytes in the last grain so far */
+    size_t grain_fill;         /* bytes in the last grain so far */
     _Atomic uint32_t next;     /* next grain to claim */
     _Atomic uint32_t finished; /* grains done */
-    _Atomic uint32_t users;    /* threads that may still look at the job: 0 before it may be reused */
-    _Atomic uint32_t queued;   /* 1 while the pool's queue refers to it */
+    _Atomic uint32_t users;  /* threads that may still look at the job: 0 before it may be reused */
+    _Atomic uint32_t queued; /* 1 while the pool's queue refers to it */
     uint64_t total_bytes;
 };
 
-/* An empty job with no arrays. tp_copy_release frees them. tp_copy_reset empties it and keeps them. */
+/* An empty job with no arrays. tp_copy_release frees them. tp_copy_reset empties it and keeps them.
+ */
 void tp_copy_init(struct tp_copy_job *job);
 void tp_copy_reset(struct tp_copy_job *job);
 void tp_copy_release(struct tp_copy_job *job);
 
 /*
- * Append a copy: merged with the op before when it continues it at both ends, split where it is larger than a grain.
- * Returns through ret_first and ret_last the grains that it lies in (for a task's own status). 0, or -ENOMEM with the job
- * unchanged. Only before tp_copy_start.
+ * Append a copy: merged with the op before when it continues it at both ends, split where it is
+ * larger than a grain. Returns through ret_first and ret_last the grains that it lies in (for a
+ * task's own status). 0, or -ENOMEM with the job unchanged. Only before tp_copy_start.
  */
-int tp_copy_add(struct tp_copy_job *job, void *to, const void *from, size_t bytes, uint32_t *ret_first, uint32_t *ret_last);
+int tp_copy_add(struct tp_copy_job *job, void *to, const void *from, size_t bytes,
+                uint32_t *ret_first, uint32_t *ret_last);
 
 /*
- * Begin: small jobs are copied at once in this thread (returns true: all done), others are offered to the pool (one futex
- * wake at most, none while a worker is spinning or busy).
+ * Begin: small jobs are copied at once in this thread (returns true: all done), others are offered
+ * to the pool (one futex wake at most, none while a worker is spinning or busy).
  */
 bool tp_copy_start(struct tp_copy_job *job);
 
-/* Are all grains done / grains first..last done? Acquire loads: the bytes are visible to this thread when true. */
+/* Are all grains done / grains first..last done? Acquire loads: the bytes are visible to this
+ * thread when true. */
 bool tp_copy_done(const struct tp_copy_job *job);
 bool tp_copy_range_done(const struct tp_copy_job *job, uint32_t first, uint32_t last);
 
@@ -67,16 +71,18 @@ bool tp_copy_range_done(const struct tp_copy_job *job, uint32_t first, uint32_t 
 bool tp_copy_idle(const struct tp_copy_job *job);
 
 /*
- * Do one grain in this thread: of `job` if it has one unclaimed, otherwise of any job in the queue. false: there was nothing
- * to do.
+ * Do one grain in this thread: of `job` if it has one unclaimed, otherwise of any job in the queue.
+ * false: there was nothing to do.
  */
 bool tp_copy_help(struct tp_copy_job *job);
 
-/* Size and start the pool (0: sized to the machine). Called lazily by the first start; idempotent. stop joins. */
+/* Size and start the pool (0: sized to the machine). Called lazily by the first start; idempotent.
+ * stop joins. */
 int tp_copy_pool_start(unsigned threads);
 void tp_copy_pool_stop(void);
 
-/* Copy with the best instructions of this CPU (chosen once): memcpy, or streaming stores for blocks where they win. */
+/* Copy with the best instructions of this CPU (chosen once): memcpy, or streaming stores for blocks
+ * where they win. */
 void tp_copy_bytes(void *to, const void *from, size_t bytes);
 
 #endif
