@@ -103,12 +103,17 @@ static json_t *parse_text(struct tp_config *config, const char *source, const ch
         bytes -= 3;
     }
     root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (!root)
+    if (root)
+        return root;
+    if (!strcmp(source, INLINE_NAME))
         tp_parse_wrong(config, TP_ENGINE_HALF,
-                       "MC_TENT_CONF: %s%.160s is not JSON: line %d, column %d: %.120s",
-                       strcmp(source, INLINE_NAME) ? "" : "its value, not ", source, error.line,
-                       error.column, error.text);
-    return root;
+                       "MC_TENT_CONF: begins with { but is not JSON: line %d, column %d: %.160s",
+                       error.line, error.column, error.text);
+    else
+        tp_parse_wrong(config, TP_ENGINE_HALF,
+                       "MC_TENT_CONF: %.160s is not JSON: line %d, column %d: %.120s", source,
+                       error.line, error.column, error.text);
+    return NULL;
 }
 
 static json_t *load(struct tp_config *config, const char *value, const char **ret_source) {

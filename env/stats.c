@@ -82,7 +82,6 @@ static void copy_text(char *ret_text, size_t bytes, const char *text) {
 
     if (length > bytes - 1)
         length = bytes - 1;
-
     memcpy(ret_text, text, length);
     ret_text[length] = '\0';
 }
