@@ -1,3 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* next */
+/*
+ * The original function behind a hook. RTLD_NEXT alone does not see python modules (they are loaded RTLD_LOCAL), and one process
+ * may hold several originals, so the caller's own module comes first.
+ */
 #include "env/env.h"
+#include "shim/modules.h"
+
+#include <dlfcn.h>
+
+static const char *const mangled_names[TP_HOOK_COUNT] = {
+#define HOOK(identifier, result, parameters, mangled, role, since, why) mangled,
+#include "shim/hooks.def"
+#undef HOOK
+};
+
+static bool is_ours(const void *symbol) {
+    Dl_info ours;
+    Dl_info theirs;
+
+    return dladdr(mangled_names, &ours) && dladdr(symbol, &theirs) && theirs.dli_fbase == ours.dli_fbase;
+}
+
+static void *find_next(enum tp_hook hook, const struct tp_module *module) {
+    void *symbol = NULL;
+
+    if (module && module->handle) {
+        symbol = dlsym(module->handle, mangled_names[hook]);
+    }
+    if (!symbol || is_ours(symbol)) {
+        symbol = dlsym(RTLD_NEXT, mangled_names[hook]);
+    }
+    return symbol && !is_ours(symbol) ? symbol : NULL;
+}
+
+void *tp_next(enum tp_hook hook, struct tp_module *module) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    void *symbol = module ? atomic_load_explicit(&module->next[hook], memory_order_acquire) : NULL;
+
+    if (symbol) {
+        return symbol;
+    }
+    symbol = find_next(hook, module);
+    if (symbol && module) {
+        atomic_store_explicit(&module->next[hook], symbol, memory_order_release);
+    }
+    if (!symbol) {
+        tp_log_once(&said, TP_LOG_WARN, "the original of %s was not found (called from %s); the call is answered with an error",
+                    mangled_names[hook], module ? module->path : "an unknown module");
+    }
+    return symbol;
+}
