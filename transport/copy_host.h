@@ -105,8 +105,12 @@ void tp_copy_pool_size(unsigned threads);
 int tp_copy_pool_start(unsigned threads);
 void tp_copy_pool_stop(void);
 
-/* Copy with the best instructions of this CPU (chosen once): memcpy, or streaming stores for blocks
- * where they win. The ranges do not overlap. */
+/*
+ * Copy with the best instructions of this CPU (chosen once): memcpy, or streaming stores for blocks
+ * where they win. The ranges do not overlap. Other threads may be told of the bytes only after
+ * tp_copy_fence, once for any number of copies: a release store does not order streaming stores.
+ */
 void tp_copy_bytes(void *to, const void *from, size_t bytes);
+void tp_copy_fence(void);
 
 #endif

@@ -9,6 +9,7 @@
  */
 #include "tests/unit/double_env.h"
 #include "transport/copy_host.h"
+#include "transport/copy_stream.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -78,19 +79,20 @@ static double raw_run(copy_fn copy, bool write, size_t block, size_t span, size_
         copy(to + at, from + at, block);
         at = at + 2 * block <= span ? at + block : 0;
     }
+    tp_copy_fence();
     return (double)done / (now_s() - start) * 1e-9;
 }
 
 static void raw(void) {
-    static const size_t blocks[] = {4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB};
+    static const size_t blocks[] = {KIB, 2 * KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB};
     static const size_t spans[] = {MIB, 16 * MIB, AREA};
     static const struct {
         const char *name;
         copy_fn copy;
-    } ways[] = {{"memcpy", plain}, {"tp_copy_bytes", tp_copy_bytes}};
+    } ways[] = {{"memcpy", plain}, {"tp_copy_bytes", tp_copy_bytes}, {"AVX2", tp_stream_avx2}};
     enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
-    printf("one thread, GB/s: block KiB, span MiB, direction, then %s / %s\n", ways[0].name,
-           ways[1].name);
+    printf("one thread, GB/s: block KiB, span MiB, direction, then %s, %s, %s\n", ways[0].name,
+           ways[1].name, ways[2].name);
     for (int write = 0; write < 2; write++) {
         for (size_t s = 0; s < sizeof(spans) / sizeof(spans[0]); s++) {
             for (size_t b = 0; b < sizeof(blocks) / sizeof(blocks[0]); b++) {
