@@ -133,14 +133,14 @@ extern const struct tp_setting tp_settings[];
 
 /*
  * The text by which two processes know that they share a host: the kernel's boot_id, then ":" and /etc/machine-id unless
- * boot_id_only. (TENT's getMachineID has the same form.) NUL-terminated, at most 95 characters. 0 or -errno. Any thread.
+ * boot_id_only or there is none. (TENT's getMachineID has the same form; unlike there, no boot_id is an error.) NUL-terminated, at most 95 characters. 0 or -errno. Any thread.
  */
 int tp_host_identity(bool boot_id_only, char ret_identity[static 96]);
 
 /* 16 random bytes from getrandom(2): the instance id (generation) of a process. 0 or -errno. */
 int tp_random_id(uint8_t ret_id[static 16]);
 
-/* The NUMA nodes that have memory, ascending. Returns their number (at least 1: node 0 where the kernel has no NUMA). */
+/* The NUMA nodes that have memory and that the cpuset allows, ascending. Returns their number (at least 1: node 0 where the kernel has no NUMA). */
 unsigned tp_host_memory_nodes(int ret_nodes[static TP_MAX_NODES]);
 
 /* CPUs that this process may use: affinity mask and cgroup CPU quota, rounded up; at least 1. */
@@ -174,6 +174,7 @@ void tp_fork_guard(void);
 /*
  * fds that a forked child must not keep (sockets: the connection is the lease; lock files: the lock is the life). The child
  * handler closes all that are listed. At most 1024; further ones return -ENOSPC and are not listed. Any thread.
+ * Remove an fd before closing it. A fork just between the two leaves it in the child, so shutdown(2) a socket first.
  */
 int tp_fork_close_add(int fd);
 void tp_fork_close_remove(int fd);
@@ -181,7 +182,8 @@ void tp_fork_close_remove(int fd);
 /* ---- threads ------------------------------------------------------------------------------------------------------- */
 
 /*
- * Start a thread of the library: named (at most 15 characters), all signals blocked, a 256 KiB stack.
+ * Start a thread of the library: named (at most 15 characters), a stack of 256 KiB besides the TLS of the host's modules,
+ * all signals blocked but the faults that a thread causes itself (a blocked SIGSEGV or SIGBUS kills past every handler).
  * 0 or -errno. The thread is joinable; the caller owns *ret_thread.
  */
 int tp_thread_start(const char *name, void *(*run)(void *arg), void *arg, pthread_t *ret_thread);

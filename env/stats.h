@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The counters of this process in one shared page (a sealed memfd) that `tidepool status` maps read-only from outside. The
+ * The counters of this process in one shared page (a sealed memfd) that `tidepool status` reads from outside. The
  * fd travels over the process's socket, so containers need to share nothing but the directory.
  *
  * It must not know: how the page travels, Mooncake, CUDA.
@@ -101,13 +101,15 @@ static_assert(offsetof(struct tp_stats_page, counters) == 8 + 4 + 4 + 16 + 4 + 4
 
 /*
  * This process's page. Before tp_stats_open it is a private static page, so counting always works and never allocates.
- * Never NULL. Any thread.
+ * Never NULL. Any thread. A forked child gets a page of its own that nobody reads.
  */
 struct tp_stats_page *tp_stats_page(void);
 
 /*
- * Move the page into a memfd (once; counts so far are kept) and return an fd of it, owned by the library, for passing to
- * readers; sealed against shrinking and growing. 0 or -errno, on which counting goes on privately. Any thread.
+ * Move the page into a memfd (once, in place: pointers into the page stay right, and no count is lost) and return an fd of
+ * it, owned by the library, for passing to readers; sealed against resizing and against new writable mappings. 0 or -errno,
+ * on which counting goes on privately. Any thread, but not while another writes slots (segments, clients, peers) or the name
+ * for the first time: a write during the move itself may be lost. So: open first, then fill.
  */
 int tp_stats_open(int *ret_fd);
 
@@ -124,8 +126,8 @@ struct tp_counter_info {
 extern const struct tp_counter_info tp_counter_infos[TP_COUNTER_COUNT];
 
 /*
- * For readers: map `fd`, check size, magic and version, copy the page to *ret_page with every string terminated and every
- * count bounded, unmap. 0, -EPROTO for a page that is not one, -EPROTONOSUPPORT for another version, or -errno.
+ * For readers: check that `fd` is a memfd and its size, magic and version, and copy the page to *ret_page with every string
+ * terminated and every count bounded. It is read, never mapped: no truncation can raise SIGBUS. 0, -EPROTO for a page that is not one, -EPROTONOSUPPORT for another version, or -errno.
  */
 int tp_stats_view(int fd, struct tp_stats_page *ret_page);
 
