@@ -22,10 +22,9 @@ struct tp_config;
  * piece, round-robin over the NUMA nodes, populated in parallel before it returns. The mapping's owner stays whoever allocated
  * it: malloc's header lies in the page before and free() still works (MOONCAKE-ABI.md section 0.2 has the proof).
  *
- * `address` must be aligned to the page size of the backing memory (4 KiB for memfd and tmpfs, the mount's for hugetlbfs) and
- * the last page may be shared with nothing else; -EINVAL otherwise. `bytes` that are not a multiple of the page: the partial
- * last page is left as it was and is not part of the segment; for pages larger than 4 KiB the remainder is laid in memfd.
- * (The published length then covers all of `bytes`: each piece has one page size, pieces of one segment may differ.)
+ * `address` must be aligned to the page size of the backing memory (4 KiB for memfd and tmpfs, the mount's for hugetlbfs),
+ * and no page of the range may be shared with anything else; -EINVAL otherwise. Only whole pages are laid over and published: a
+ * partial last page stays what it was, and requests that reach into it are left to Mooncake.
  * With `keep_contents`, resident contents are copied into the new memory first; nothing else may write meanwhile.
  *
  * 0 or -errno; on failure the range is as it was, one line was logged that says what failed, with which value and what to
@@ -67,5 +66,11 @@ int tp_server_start(bool store, const struct tp_config *config);
 
 /* Close all connections, remove this process's entries from the directory, end the thread. Safe to call twice, or never. */
 void tp_server_stop(void);
+
+/*
+ * Remove from the directory what dead processes left there: entries whose lock can be taken, and temporary names that nobody
+ * renamed. Never those of a live process. Returns how many names were swept. tp_server_start does it; `tidepool status` too.
+ */
+unsigned tp_server_sweep(int dir_fd);
 
 #endif
