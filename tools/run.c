@@ -259,7 +259,8 @@ static json_t *user_engine_config(void) {
         return json_object();
     }
     bool text = given[strspn(given, " \t\r\n")] == '{';
-    config = text ? json_loads(given, 0, &error) : json_load_file(given, 0, &error);
+    config = text ? json_loads(given, JSON_REJECT_DUPLICATES, &error)
+                  : json_load_file(given, JSON_REJECT_DUPLICATES, &error);
     if (!config) {
         if (text) {
             tool_error("run", "MC_TENT_CONF is not JSON: line %d: %s", error.line, error.text);

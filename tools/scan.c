@@ -5,6 +5,7 @@
 #include "tools/scan.h"
 
 #include "env/env.h"
+#include "segment/segment.h"
 #include "segment/wire.h"
 #include "tools/tool.h"
 
@@ -15,15 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 /* WELCOME, NAME and PAGE are three; a server that says more is not one. */
 #define MESSAGES_MAX 8
-
-/* A lock without a socket that is younger than this belongs to a process that is just starting. */
-#define FRESH_S 2
 
 const char *scan_state_word(enum scan_state state) {
     static const char *const words[] = {"live", "not_answering", "refused", "stale", "starting", "broken"};
@@ -116,41 +113,48 @@ static int list_entries(int dir_fd, struct scan *scan) {
 
 /* ---- dead processes --------------------------------------------------------------------------------------------------- */
 
-/*
- * The process behind this entry does not listen. Whoever can take the lock removes the files (segment/wire.h): the inode is
- * compared after locking, since another sweeper may have removed the file and a new process made one of the same name.
- */
-static void look_for_life(int dir_fd, struct scan_entry *entry) {
-    char lock_name[48];
-    char socket_name[48];
-    struct stat locked;
-    struct stat named;
-    int fd;
+static bool exists(int dir_fd, const char *name) {
+    return faccessat(dir_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+}
 
-    entry_file(entry, ".lock", lock_name);
-    entry_file(entry, ".sock", socket_name);
-    fd = openat(dir_fd, lock_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0) {
-        set_state(entry, SCAN_STALE, errno == ENOENT ? "nobody listens, and its lock file is missing: remove it by hand"
-                                                     : "nobody listens, and its lock file cannot be opened");
-        return;
+/* The lock is the life. Only asked when nobody listens: a shared lock of ours must not be in the way of a process that starts. */
+static bool lock_is_held(int dir_fd, const char *lock_name) {
+    int fd = openat(dir_fd, lock_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    bool held = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0;
+
+    if (fd >= 0) {
+        (void)close(fd);
     }
-    bool regular = fstat(fd, &locked) == 0 && S_ISREG(locked.st_mode);
-    if (entry->state == SCAN_FRESH && regular && time(NULL) - locked.st_mtime < FRESH_S) {
-        set_state(entry, SCAN_FRESH, "its lock is new and it does not listen yet");
-    } else if (!regular) {
-        set_state(entry, SCAN_BROKEN, "its lock is not a regular file");
-    } else if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        set_state(entry, SCAN_FRESH, "it holds its lock but does not listen: starting, or ending");
-    } else {
-        set_state(entry, SCAN_STALE, "its process is dead");
-        if (fstatat(dir_fd, lock_name, &named, AT_SYMLINK_NOFOLLOW) == 0 && named.st_ino == locked.st_ino &&
-            named.st_dev == locked.st_dev) {
-            (void)unlinkat(dir_fd, socket_name, 0);
-            entry->swept = unlinkat(dir_fd, lock_name, 0) == 0;
+    return held;
+}
+
+/* Entries behind which nobody listens (SCAN_FRESH until now): removed by the sweep, still held, or in nobody's power to remove. */
+static void settle_unanswered(int dir_fd, struct scan *scan) {
+    bool swept = false;
+
+    for (size_t i = 0; i < scan->count; i++) {
+        struct scan_entry *entry = &scan->entries[i];
+        char lock_name[48];
+        char socket_name[48];
+
+        if (entry->state != SCAN_FRESH) {
+            continue;
+        }
+        if (!swept) {
+            (void)tp_server_sweep(dir_fd);
+            swept = true;
+        }
+        entry_file(entry, ".lock", lock_name);
+        entry_file(entry, ".sock", socket_name);
+        if (!exists(dir_fd, lock_name) && !exists(dir_fd, socket_name)) {
+            entry->swept = true;
+            set_state(entry, SCAN_STALE, "its process is dead");
+        } else if (lock_is_held(dir_fd, lock_name)) {
+            set_state(entry, SCAN_FRESH, "it holds its lock but does not listen: starting, or ending");
+        } else {
+            set_state(entry, SCAN_STALE, "its process is dead, and its files cannot be removed by this user");
         }
     }
-    (void)close(fd);
 }
 
 /* ---- the conversation --------------------------------------------------------------------------------------------------- */
@@ -233,19 +237,13 @@ static void call(struct conversation *talk, int dir_fd, const struct tp_config *
 
     entry_file(entry, ".sock", name);
     talk->socket = tp_wire_connect(dir_fd, name);
-    if (talk->socket == -ECONNREFUSED) {
-        talk->socket = -1;
-        look_for_life(dir_fd, entry);
-        return;
-    }
     if (talk->socket < 0) {
         int error = -talk->socket;
         talk->socket = -1;
         /* A full backlog is EAGAIN: a process that is stopped and has been asked often. */
-        set_state(entry, error == EAGAIN ? SCAN_SILENT : error == ENOENT ? SCAN_FRESH : SCAN_BROKEN,
-                  error == EAGAIN   ? "its queue of connections is full"
-                  : error == ENOENT ? "it has just ended"
-                                    : strerror(error));
+        bool nobody = error == ECONNREFUSED || error == ENOENT;
+        set_state(entry, error == EAGAIN ? SCAN_SILENT : nobody ? SCAN_FRESH : SCAN_BROKEN,
+                  error == EAGAIN ? "its queue of connections is full" : strerror(error));
         return;
     }
     int refused = tp_wire_check_peer(talk->socket, config, &uid, &entry->pid);
@@ -305,12 +303,11 @@ static int talk_to_all(int dir_fd, const struct tp_config *config, unsigned time
     }
     for (size_t i = 0; i < scan->count; i++) {
         talks[i] = (struct conversation){.entry = &scan->entries[i], .socket = -1};
-        if (scan->entries[i].state == SCAN_FRESH) {
-            look_for_life(dir_fd, &scan->entries[i]);
-        } else {
+        if (scan->entries[i].state != SCAN_FRESH) {
             call(&talks[i], dir_fd, config, &hello);
         }
     }
+    settle_unanswered(dir_fd, scan);
     listen_to_all(talks, polled, scan->count, now_ms() + timeout_ms);
     for (size_t i = 0; i < scan->count; i++) {
         hang_up(&talks[i]);

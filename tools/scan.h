@@ -25,7 +25,7 @@ enum scan_state {
     SCAN_SILENT,  /* it holds its socket but did not answer in time: stopped, or overloaded */
     SCAN_REFUSED, /* it refused us; `detail` is its text */
     SCAN_STALE,   /* the process is dead; `swept` when its files were removed */
-    SCAN_FRESH,   /* a lock without a socket: starting or ending */
+    SCAN_FRESH,   /* a lock that is held, and nobody listens: starting or ending */
     SCAN_BROKEN,  /* it broke the protocol, or we may not connect; `detail` says what */
 };
 
