@@ -157,35 +157,34 @@ static int check_options(const struct options *options) {
 static char *absolute_dir(const char *dir, bool create) {
     static const struct tp_config no_config;
     char error[512] = "";
+    char *base = dir[0] == '/' ? strdup("") : getcwd(NULL, 0);
     char *path = NULL;
-    char *base = NULL;
+    char *resolved = NULL;
+    int fd;
 
+    if (!base || asprintf(&path, "%s%s%s", base, *base ? "/" : "", dir) < 0) {
+        path = NULL;
+        goto out;
+    }
     if (create) {
-        int fd = tp_host_open_dir(dir, true, &no_config, error, sizeof(error));
+        fd = tp_host_open_dir(path, true, &no_config, error, sizeof(error));
         if (fd < 0) {
             tool_error("run", "%s", *error ? error : strerror(-fd));
-            return NULL;
+            goto out;
         }
         (void)close(fd);
     }
-    path = realpath(dir, NULL);
-    if (path) {
-        return path;
-    }
-    if (create || errno != ENOENT) {
-        tool_error("run", "%s: %s", dir, strerror(errno));
-        return NULL;
-    }
-    /* --print of a directory that does not exist yet */
-    if (dir[0] == '/') {
-        return strdup(dir);
-    }
-    base = getcwd(NULL, 0);
-    if (!base || asprintf(&path, "%s/%s", base, dir) < 0) {
+    resolved = realpath(path, NULL);
+    if (!resolved && !create && errno == ENOENT) {
+        resolved = path; /* --print of a directory that does not exist yet */
         path = NULL;
+    } else if (!resolved) {
+        tool_error("run", "%s: %s", path, strerror(errno));
     }
+out:
     free(base);
-    return path;
+    free(path);
+    return resolved;
 }
 
 /* ld.so splits LD_PRELOAD at spaces and colons and expands $ORIGIN and its like: there is no way to quote. */

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -116,11 +117,14 @@ static int open_directory(const char *path, const struct tp_config *config, char
         }
         return -error;
     }
+    char absolute[PATH_MAX];
     ret_problem[0] = '\0';
     bool foreign = fstat(fd, &about) == 0 && about.st_uid != geteuid() && geteuid() == 0;
-    int checked = foreign && !(about.st_mode & S_IWOTH) ? 0 : tp_host_open_dir(path, false, config, ret_problem, problem_bytes);
-    if (checked > 0) {
-        (void)close(checked);
+    if ((!foreign || (about.st_mode & S_IWOTH)) && realpath(path, absolute)) {
+        int checked = tp_host_open_dir(absolute, false, config, ret_problem, problem_bytes);
+        if (checked >= 0) {
+            (void)close(checked);
+        }
     }
     return fd;
 }
