@@ -9,6 +9,7 @@ from harness.cluster import Cluster
 
 def pytest_addoption(parser):
     parser.addoption("--wheel", action="append", choices=["cpu", "cuda13"], help="run on this wheel only")
+    parser.addoption("--stock", action="store_true", help="without Tidepool: what does Mooncake itself do?")
 
 
 def pytest_generate_tests(metafunc):
@@ -37,16 +38,17 @@ def usable(wheel):
 
 
 @pytest.fixture
-def cluster(wheel, tmp_path):
+def cluster(wheel, tmp_path, request):
     """A cluster of this test's own; it may kill what it likes."""
-    with Cluster(usable(wheel), tmp_path) as made:
+    with Cluster(usable(wheel), tmp_path, stock=request.config.getoption("--stock")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def shared(wheel, tmp_path_factory):
+def shared(wheel, tmp_path_factory, request):
     """One store and one engine for all tests of a file that leave them as they were."""
-    with Cluster(usable(wheel), tmp_path_factory.mktemp("cluster")) as made:
+    stock = request.config.getoption("--stock")
+    with Cluster(usable(wheel), tmp_path_factory.mktemp("cluster"), stock=stock) as made:
         made.store_process = made.store(segment_bytes=1 << 30)
         made.engine_process = made.engine()
         made.warm(made.engine_process)

@@ -12,11 +12,6 @@ SIZES = [1, 7, 4095, 4096, 4097, 65537, 1 << 20, (1 << 20) + 3]
 serial = itertools.count()
 
 
-def moved(cluster, before):
-    after = cluster.counters(cluster.engine_process)
-    return {name: after[name] - before[name] for name in after}
-
-
 def round_trip(cluster, put, get, sizes, offset=0):
     engine, number = cluster.engine_process, next(serial)
     seed = 1000 * number
@@ -26,11 +21,7 @@ def round_trip(cluster, put, get, sizes, offset=0):
     assert results == [0] * len(keys)
     got = engine.call(actions.read_keys, keys=keys, sizes=sizes, seed=seed, way=get, offset=offset)
     assert got == {"results": sizes, "wrong": []}
-    path = moved(cluster, before)
-    assert path["local_write_bytes"] == sum(sizes)
-    assert path["local_read_bytes"] == sum(sizes)
-    assert path["forward_bytes"] == 0
-    assert path["forward_requests"] == 0
+    cluster.assert_local(engine, before, written=sum(sizes), read=sum(sizes))
     engine.call(actions.remove_all)
 
 

@@ -44,8 +44,10 @@ def await_port(port, process, limit_s=15.0):
 class Cluster:
     """Use as a context manager. `directory` is the one that Tidepool's processes share."""
 
-    def __init__(self, wheel, folder, preload=None):
+    def __init__(self, wheel, folder, preload=None, stock=False):
         self.wheel = wheel
+        # Stock: the same calls without Tidepool, to tell its faults from Mooncake's.
+        self.stock = stock
         self.folder = str(folder)
         self.directory = os.path.join(self.folder, "tidepool")
         os.mkdir(self.directory, 0o700)
@@ -74,7 +76,7 @@ class Cluster:
             "TIDEPOOL_SOCKET_DIR": self.directory,
             "TIDEPOOL_LOG": "info",
         }
-        return self.merged(base, extra)
+        return {} if self.stock else self.merged(base, extra)
 
     def engine_environment(self, conf=None, **extra):
         """A process that uses the memory of others."""
@@ -85,7 +87,7 @@ class Cluster:
             "MC_TENT_CONF": conf if isinstance(conf, str) else json.dumps(conf),
             "TIDEPOOL_LOG": "info",
         }
-        return self.merged(base, extra)
+        return {} if self.stock else self.merged(base, extra)
 
     def both_environment(self, **extra):
         return dict(self.engine_environment(), **self.store_environment(), **extra)
@@ -153,7 +155,19 @@ class Cluster:
         keys = [f"warm-{engine.name}-{index}" for index in range(4 * stores)]
         results = engine.call(actions_store.write_keys, keys=keys, sizes=[size] * len(keys), seed=1)
         assert not any(results), results
-        status.until_attached(self.directory, engine, stores)
+        if not self.stock:
+            status.until_attached(self.directory, engine, stores)
 
     def counters(self, process):
-        return status.of(self.directory, process)
+        return {} if self.stock else status.of(self.directory, process)
+
+    def assert_local(self, process, before, written=0, read=0):
+        """Since `before`, exactly these bytes went through shared memory and none by Mooncake's transport."""
+        if self.stock:
+            return
+        after = self.counters(process)
+        path = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+        assert path.get("local_write_bytes", 0) == written, path
+        assert path.get("local_read_bytes", 0) == read, path
+        assert path.get("forward_bytes", 0) == 0, path
+        assert path.get("forward_requests", 0) == 0, path
