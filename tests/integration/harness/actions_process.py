@@ -36,22 +36,39 @@ def fork_and_exit(w):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def seqpacket_sockets():
+    """The Unix sockets of this process of the type that Tidepool uses (5 is SOCK_SEQPACKET)."""
+    with open("/proc/self/net/unix") as file:
+        rows = [line.split() for line in file][1:]
+    inodes = {row[6] for row in rows if int(row[4], 16) == 5}
+    return [link for link in fds(None).values() if link.startswith("socket:[") and link[8:-1] in inodes]
+
+
 def fork_and_look(w):
-    """What a child sees of itself: its thread count and its sockets."""
+    """What a child sees of itself: its threads, and the sockets of Tidepool that it still holds."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            sockets = [link for link in fds(w).values() if link.startswith("socket:")]
-            os.write(write, f"{len(threads(w))} {len(sockets)}".encode())
+            os.write(write, f"{len(threads(w))} {len(seqpacket_sockets())}".encode())
         finally:
             os._exit(0)
     os.close(write)
-    answer = os.read(read, 100).decode()
+    thread_count, socket_count = os.read(read, 100).decode().split()
     os.close(read)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    thread_count, socket_count = answer.split()
-    return {"code": code, "threads": int(thread_count), "sockets": int(socket_count)}
+    return {"code": code, "threads": int(thread_count), "tidepool_sockets": int(socket_count)}
+
+
+def fork_and_stay(w):
+    """A child that outlives its parent; returns its pid."""
+    import time
+
+    child = os.fork()
+    if child == 0:
+        time.sleep(20)
+        os._exit(0)
+    return child
 
 
 def multiprocessing_fork(w):
