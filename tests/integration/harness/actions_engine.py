@@ -18,6 +18,8 @@ def setup(w, host="127.0.0.1"):
 
 def register(w, name, size, seed=None):
     """A registered buffer of this process under a name; returns its address."""
+    if name in w.kept:
+        w.engine.unregister_memory(w.kept.pop(name).address)
     buffer = Buffer(size)
     if seed is None:
         buffer.poison()
