@@ -7,11 +7,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "env/stats.h"
@@ -71,6 +74,23 @@ bool bench_same(const void *address, uint64_t bytes, unsigned seed) {
             return false;
     }
     return true;
+}
+
+static pid_t dying_with(pid_t parent, pid_t child) {
+    cr_assert_geq(child, 0);
+    if (child == 0 && (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != parent))
+        _exit(99);
+    return child;
+}
+
+pid_t bench_fork(void) {
+    pid_t parent = getpid();
+    return dying_with(parent, fork());
+}
+
+pid_t bench_process(void) {
+    pid_t parent = getpid();
+    return dying_with(parent, (pid_t)syscall(SYS_fork));
 }
 
 unsigned bench_fds(void) {
