@@ -198,7 +198,8 @@ static bool map_pieces(int fd, const struct tp_msg_segment *segment, char *base,
         uint64_t bytes = tp_wire_piece_bytes(segment, first + i);
         int seals = fcntl(fds[i], F_GET_SEALS);
         good = good && fstat(fds[i], &status) == 0 && (uint64_t)status.st_size == bytes;
-        good = good && (seals < 0 || (seals & F_SEAL_SHRINK) != 0);
+        /* Files of tmpfs and hugetlbfs answer with F_SEAL_SEAL alone: no seal can be put on them. */
+        good = good && (seals == F_SEAL_SEAL || (seals & F_SEAL_SHRINK) != 0);
         good =
             good && mmap(base + (first + i) * segment->piece_bytes, bytes, PROT_READ | PROT_WRITE,
                          MAP_SHARED | MAP_FIXED, fds[i], 0) != MAP_FAILED;
