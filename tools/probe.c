@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define OUTPUT_MAX (1U << 20)
+#define LOOK_MS 100 /* between looks at whether a quiet child has ended */
 
 static const char script[] =
 #include "probe.inc"
@@ -65,21 +66,34 @@ static bool drain(struct stream *stream) {
     return n > 0 || (n < 0 && errno == EINTR);
 }
 
-/* Until both streams end. False when the time is up first. */
-static bool collect(struct stream *streams, uint64_t deadline) {
+/* The child is kept for waitpid; what it left running may hold the pipes open for ever. */
+static bool has_ended(pid_t child) {
+    siginfo_t info = {0};
+
+    return waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == child;
+}
+
+/* Until both streams end, or the child has ended and what it wrote is read. False when the time is up first. */
+static bool collect(struct stream *streams, pid_t child, uint64_t deadline) {
+    bool ended = false;
+
     while (streams[0].fd >= 0 || streams[1].fd >= 0) {
         struct pollfd polled[2] = {{.fd = streams[0].fd, .events = POLLIN}, {.fd = streams[1].fd, .events = POLLIN}};
-        uint64_t now = now_ms();
+        int ready = poll(polled, 2, ended ? 0 : LOOK_MS);
 
-        if (now >= deadline || (poll(polled, 2, (int)(deadline - now)) < 0 && errno != EINTR)) {
+        if (now_ms() >= deadline || (ready < 0 && errno != EINTR)) {
             return false;
         }
-        for (int i = 0; i < 2; i++) {
+        if (ready == 0 && ended) {
+            return true;
+        }
+        for (int i = 0; i < 2 && ready > 0; i++) {
             if (polled[i].revents && !drain(&streams[i])) {
                 (void)close(streams[i].fd);
                 streams[i].fd = -1;
             }
         }
+        ended = ready == 0 ? has_ended(child) : ended;
     }
     return true;
 }
@@ -170,7 +184,7 @@ int probe_run(const char *python, const char *const *symbols, size_t symbol_coun
     streams[0].fd = pipes[0][0];
     streams[1].fd = pipes[1][0];
     pipes[0][0] = pipes[1][0] = -1;
-    bool in_time = collect(streams, now_ms() + timeout_ms);
+    bool in_time = collect(streams, child, now_ms() + timeout_ms);
     (void)kill(-child, SIGKILL); /* whatever it left behind, too */
     if (!in_time) {
         (void)kill(child, SIGKILL);

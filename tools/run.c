@@ -155,7 +155,7 @@ static int check_options(const struct options *options) {
 
 /* The directory's absolute path, so that it holds wherever the program changes to. With `create` it exists afterwards. */
 static char *absolute_dir(const char *dir, bool create) {
-    static const struct tp_config no_config;
+    static struct tp_config config; /* for TIDEPOOL_ALLOW_UIDS only: the directory may be another user's */
     char error[512] = "";
     char *base = dir[0] == '/' ? strdup("") : getcwd(NULL, 0);
     char *path = NULL;
@@ -167,7 +167,8 @@ static char *absolute_dir(const char *dir, bool create) {
         goto out;
     }
     if (create) {
-        fd = tp_host_open_dir(path, true, &no_config, error, sizeof(error));
+        (void)tp_config_parse(tool_getenv, NULL, &config);
+        fd = tp_host_open_dir(path, true, &config, error, sizeof(error));
         if (fd < 0) {
             tool_error("run", "%s", *error ? error : strerror(-fd));
             goto out;
