@@ -12,12 +12,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <numaif.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define PIECE_BYTES (UINT64_C(2) << 30) /* the default of MC_STORE_CUMEM_PIECE_BYTES */
@@ -96,7 +98,21 @@ static void check_thp(struct findings *findings) {
                 "shmem_enabled: %s", line);
 }
 
-static void check_hugepage_size(const char *name, bool needed, struct findings *findings) {
+/* The page size that the store is configured to take from a pool of huge pages; 0: none. */
+static uint64_t needed_pool_kib(const struct tp_store_config *store) {
+    struct statfs about;
+
+    if (store->half != TP_HALF_ON) {
+        return 0;
+    }
+    if (store->kind == TP_SEGMENT_FILES && statfs(store->segment_dir, &about) == 0 &&
+        about.f_type == HUGETLBFS_MAGIC) {
+        return (uint64_t)about.f_bsize / 1024;
+    }
+    return store->kind == TP_SEGMENT_MEMFD && store->hugepages ? 2048 : 0; /* MFD_HUGE_2MB */
+}
+
+static void check_hugepage_size(const char *name, uint64_t needed_kib, struct findings *findings) {
     char path[PATH_MAX];
     char total[32] = "0";
     char unused[32] = "0";
@@ -111,26 +127,31 @@ static void check_hugepage_size(const char *name, bool needed, struct findings *
     (void)snprintf(path, sizeof(path), "/sys/kernel/mm/hugepages/%s/free_hugepages", name);
     (void)read_line(path, unused, sizeof(unused));
     (void)snprintf(what, sizeof(what), "hugepages %lu MiB", kib / 1024);
-    /* Only the default size (2 MiB here) is what MFD_HUGETLB and a plain hugetlbfs mount use. */
-    bool missing = needed && kib == 2048 && strtoull(total, NULL, 10) == 0;
-    finding_add(findings, missing ? FINDING_FAIL : FINDING_OK, what,
-                missing
-                    ? "hugepages are configured: reserve them (as root: sysctl vm.nr_hugepages=N)"
-                    : NULL,
+    bool needed = kib == needed_kib;
+    bool none = needed && strtoull(total, NULL, 10) == 0;
+    bool used_up = needed && !none && strtoull(unused, NULL, 10) == 0;
+    finding_add(findings,
+                none      ? FINDING_FAIL
+                : used_up ? FINDING_WARN
+                          : FINDING_OK,
+                what,
+                none      ? "the store takes them: reserve them (as root: sysctl vm.nr_hugepages=N)"
+                : used_up ? "fine when a running store has them; otherwise reserve more"
+                          : NULL,
                 "%s reserved, %s free%s", total, unused, needed ? "" : " (not asked for)");
 }
 
 static void check_hugepages(const struct tp_config *config, struct findings *findings) {
     DIR *dir = opendir("/sys/kernel/mm/hugepages");
-    bool needed = config->store.half == TP_HALF_ON && config->store.hugepages;
+    uint64_t needed_kib = needed_pool_kib(&config->store);
     const struct dirent *file;
 
     while (dir && (file = readdir(dir))) {
-        check_hugepage_size(file->d_name, needed, findings);
+        check_hugepage_size(file->d_name, needed_kib, findings);
     }
     if (dir) {
         (void)closedir(dir);
-    } else if (needed) {
+    } else if (needed_kib) {
         finding_add(findings, FINDING_FAIL, "hugepages",
                     "this kernel has none: unset TIDEPOOL_HUGEPAGES", "not supported");
     }

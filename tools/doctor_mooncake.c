@@ -251,7 +251,7 @@ static unsigned judge_package(const json_t *line, bool chosen, struct findings *
 void doctor_mooncake(const char *python, bool chosen, struct findings *findings) {
     const char *symbols[HOOK_COUNT];
     struct probe probe = {0};
-    const char *begun = "importlib";
+    const char *begun = "Python's own modules";
     unsigned version = 0;
     bool ended = false;
     const json_t *line;

@@ -89,6 +89,8 @@ static void check_socket_dir(const char *what, const char *path, const struct tp
 
 static void check_segment_dir(const char *path, struct findings *findings) {
     struct statfs about;
+    char room[16];
+    char pages[16];
 
     if (statfs(path, &about) != 0) {
         finding_add(findings, FINDING_FAIL, "segment directory",
@@ -98,17 +100,22 @@ static void check_segment_dir(const char *path, struct findings *findings) {
     }
     bool huge = about.f_type == HUGETLBFS_MAGIC;
     bool shared = huge || about.f_type == TMPFS_MAGIC;
+    /* A hugetlbfs mount without a size of its own reports 0 or -1 blocks: its pool is shown above.
+     */
+    bool sized = about.f_blocks > 0 && about.f_blocks < UINT64_MAX / 2;
+    uint64_t free_bytes = (uint64_t)about.f_bavail * (uint64_t)about.f_bsize;
     finding_add(
         findings, shared ? FINDING_OK : FINDING_FAIL, "segment directory",
         shared
             ? NULL
             : "segments would be written to a disk: expected a hugetlbfs or tmpfs mount, or memfd",
-        "%s is %s, %ld KiB pages, %llu of %llu free", path,
+        "%s is %s, %s pages, %s%s", path,
         huge     ? "hugetlbfs"
         : shared ? "tmpfs"
                  : "neither hugetlbfs nor tmpfs",
-        (long)about.f_bsize / 1024, (unsigned long long)about.f_bavail,
-        (unsigned long long)about.f_blocks);
+        text_bytes((uint64_t)about.f_bsize, pages),
+        sized ? text_bytes(free_bytes, room) : "room not limited by the mount",
+        sized ? " free" : "");
 }
 
 /*

@@ -199,6 +199,19 @@ out:
     return resolved;
 }
 
+/* Is `path` one of the entries of a value of LD_PRELOAD? */
+static bool preloads(const char *value, const char *path) {
+    size_t length = strlen(path);
+
+    for (const char *at = strstr(value, path); at; at = strstr(at + 1, path)) {
+        bool begins = at == value || strchr(" :", at[-1]);
+        if (begins && strchr(" :", at[length])) { /* the end of the string counts, too */
+            return true;
+        }
+    }
+    return false;
+}
+
 /* ld.so splits LD_PRELOAD at spaces and colons and expands $ORIGIN and its like: there is no way to
  * quote. */
 static int add_preload(struct assignments *set, const struct options *options) {
@@ -223,7 +236,9 @@ static int add_preload(struct assignments *set, const struct options *options) {
         return -EINVAL;
     }
     bool more = before && *before;
-    if (asprintf(&value, "%s%s%s", found, more ? ":" : "", more ? before : "") < 0) {
+    bool there = more && preloads(before, found);
+    if (asprintf(&value, "%s%s%s", there ? "" : found, more && !there ? ":" : "",
+                 more ? before : "") < 0) {
         return -ENOMEM;
     }
     assign(set, "LD_PRELOAD", value);
