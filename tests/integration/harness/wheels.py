@@ -52,4 +52,5 @@ CUDA13 = Wheel("cuda13", ROOT / ".venv-cuda13", str(ROOT / "build" / "stubs"))
 def from_environment():
     """A wheel of the caller's choice (scripts/check-upstream): its virtual environment."""
     venv = os.environ.get("TIDEPOOL_TEST_VENV")
-    return Wheel("given", Path(venv), str(ROOT / "build" / "stubs")) if venv else None
+    stubs = os.environ.get("TIDEPOOL_TEST_STUBS", "")
+    return Wheel("given", ROOT / venv, stubs and str(ROOT / stubs)) if venv else None
