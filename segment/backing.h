@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside segment/: what pieces are made of. Each kind of memory is one struct tp_backing_ops; segment.c and pieces.c know
- * only this interface.
+ * Inside segment/: what pieces are made of. Each kind of memory is one struct tp_backing_ops;
+ * segment.c and pieces.c know only this interface.
  *
  * A backing must not know: addresses of segments, who maps them, the server.
  */
@@ -17,9 +17,9 @@ struct tp_config;
 
 /* What is to be made, known before the first piece. */
 struct tp_need {
-    uint64_t address;     /* where it will lie */
-    uint64_t bytes;       /* as the caller asked */
-    unsigned node_count;  /* pieces go round-robin over these nodes */
+    uint64_t address;    /* where it will lie */
+    uint64_t bytes;      /* as the caller asked */
+    unsigned node_count; /* pieces go round-robin over these nodes */
     const int *nodes;
     uint64_t piece_bytes; /* as configured */
 };
@@ -29,12 +29,13 @@ struct tp_backing;
 struct tp_backing_ops {
     enum tp_wire_kind wire_kind;
     /*
-     * Look whether `need` can be met (alignment, room) and fill in *ret_backing. On failure one line was logged that says
-     * what is missing and what to do, and nothing is left to close.
+     * Look whether `need` can be met (alignment, room) and fill in *ret_backing. On failure one
+     * line was logged that says what is missing and what to do, and nothing is left to close.
      */
     int (*open)(const struct tp_config *config, const struct tp_need *need,
                 struct tp_backing *ret_backing);
-    /* One piece of `bytes`, of its final size and sealed where that exists: nobody has seen it before. CLOEXEC. */
+    /* One piece of `bytes`, of its final size and sealed where that exists: nobody has seen it
+     * before. CLOEXEC. */
     int (*create)(struct tp_backing *backing, uint64_t bytes, int *ret_fd);
     void (*close)(struct tp_backing *backing);
 };
@@ -54,7 +55,8 @@ struct tp_backing {
 extern const struct tp_backing_ops tp_backing_memfd;
 extern const struct tp_backing_ops tp_backing_files;
 
-/* How many pieces of `piece_bytes` (a multiple of page_bytes) lie on the node of index `node` of `node_count`, in pages. */
+/* How many pieces of `piece_bytes` (a multiple of page_bytes) lie on the node of index `node` of
+ * `node_count`, in pages. */
 uint64_t tp_need_node_pages(const struct tp_need *need, uint64_t page_bytes, unsigned node);
 
 /* The size of all pieces but the last for this page size: as configured or 2 GiB, rounded up. */

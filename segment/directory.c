@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Entries in the directory that the processes of a host share: making one, removing it, and removing those of the dead.
+ * Entries in the directory that the processes of a host share: making one, removing it, and
+ * removing those of the dead.
  *
  * It must not know: what is said over the sockets.
  *
- * The lock is the life: an exclusive flock(2) that the kernel drops when the last fd of the process's open file is gone. Order
- * matters: an entry has its lock before its socket, and loses its socket before its lock file, so a socket without a lock file
- * belongs to nobody.
+ * The lock is the life: an exclusive flock(2) that the kernel drops when the last fd of the
+ * process's open file is gone. Order matters: an entry has its lock before its socket, and loses
+ * its socket before its lock file, so a socket without a lock file belongs to nobody.
  */
 #include "segment/directory.h"
 
@@ -51,8 +52,8 @@ static bool same_file(int dir_fd, const char *name, int fd) {
 }
 
 /*
- * A sweeper may take the lock of a file that was just created, before its maker does, and remove the file: then the maker holds
- * a file without a name, or no lock, and starts again.
+ * A sweeper may take the lock of a file that was just created, before its maker does, and remove
+ * the file: then the maker holds a file without a name, or no lock, and starts again.
  */
 static int make_lock(int dir_fd, const char *name) {
     for (unsigned i = 0; i < LOCK_TRIES; i++) {
@@ -76,7 +77,8 @@ static int path_of(int dir_fd, const char *name, struct sockaddr_un *ret_address
     return length < 0 || (size_t)length >= sizeof ret_address->sun_path ? -ENAMETOOLONG : 0;
 }
 
-/* A socket that listens under the temporary name, then gets its own: whoever sees it can connect. */
+/* A socket that listens under the temporary name, then gets its own: whoever sees it can connect.
+ */
 static int make_socket(int dir_fd, const struct names *names, bool others) {
     struct sockaddr_un address;
     int result = path_of(dir_fd, names->temporary, &address);
@@ -89,7 +91,8 @@ static int make_socket(int dir_fd, const struct names *names, bool others) {
     if (bind(fd, (const struct sockaddr *)&address, sizeof address) < 0) {
         result = -errno;
     } else {
-        /* The umask decided so far. Others need write permission to connect; SO_PEERCRED decides then. */
+        /* The umask decided so far. Others need write permission to connect; SO_PEERCRED decides
+         * then. */
         if (fchmodat(dir_fd, names->temporary, others ? 0666 : 0600, 0) < 0 ||
             listen(fd, BACKLOG) < 0 ||
             renameat(dir_fd, names->temporary, dir_fd, names->socket_name) < 0) {
@@ -156,6 +159,7 @@ void tp_entry_remove(struct tp_entry *entry) {
     if (!entry->open)
         return;
     (void)unlinkat(entry->dir_fd, entry->socket_name, 0);
+    (void)shutdown(entry->listen_fd, SHUT_RDWR); /* a child forked just now may have the fd */
     close_listed(entry->listen_fd);
     (void)unlinkat(entry->dir_fd, entry->lock_name, 0);
     close_listed(entry->lock_fd);

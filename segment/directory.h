@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside segment/: one process's entry in the directory that the processes of a host share (wire.h has the rules). */
+/* Inside segment/: one process's entry in the directory that the processes of a host share (wire.h
+ * has the rules). */
 #ifndef TIDEPOOL_DIRECTORY_H
 #define TIDEPOOL_DIRECTORY_H
 
@@ -13,9 +14,10 @@ struct tp_entry {
 };
 
 /*
- * Make the entry `<role>-<id>`: lock file, lock, a listening socket (non-blocking) under a temporary name, rename. Takes over
- * `dir_fd` in any case. `others`: peers of other uids may connect (the server checks them). `path` is for messages.
- * 0 or -errno with one line logged; all fds are listed with tp_fork_close_add.
+ * Make the entry `<role>-<id>`: lock file, lock, a listening socket (non-blocking) under a
+ * temporary name, rename. Takes over `dir_fd` in any case. `others`: peers of other uids may
+ * connect (the server checks them). `path` is for messages. 0 or -errno with one line logged; all
+ * fds are listed with tp_fork_close_add.
  */
 int tp_entry_make(char role, const uint8_t id[static 16], int dir_fd, const char *path, bool others,
                   struct tp_entry *ret_entry);

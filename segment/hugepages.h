@@ -13,7 +13,8 @@ struct tp_hugepages {
     uint64_t total; /* what there would be if everybody else let go */
 };
 
-/* The pool of pages of `page_bytes`; `node` -1: the whole machine. 0 or -errno (-ENOENT: the kernel has no such pages). */
+/* The pool of pages of `page_bytes`; `node` -1: the whole machine. 0 or -errno (-ENOENT: the kernel
+ * has no such pages). */
 int tp_hugepages_read(uint64_t page_bytes, int node, struct tp_hugepages *ret_pool);
 
 /* Which pool is too small for a need. */
@@ -22,7 +23,9 @@ struct tp_shortage {
     uint64_t need_pages, free_pages, total_pages;
 };
 
-/* Compare a need with the pools, the machine's and each node's. True when it fits; else *ret_shortage says where it does not. */
-bool tp_hugepages_fit(const struct tp_need *need, uint64_t page_bytes, struct tp_shortage *ret_shortage);
+/* Compare a need with the pools, the machine's and each node's. True when it fits; else
+ * *ret_shortage says where it does not. */
+bool tp_hugepages_fit(const struct tp_need *need, uint64_t page_bytes,
+                      struct tp_shortage *ret_shortage);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pieces of anonymous memory: memfds, on huge pages of the kernel's pool when asked for and there, else on ordinary pages with
- * advice for transparent huge ones.
+ * Pieces of anonymous memory: memfds, on huge pages of the kernel's pool when asked for and there,
+ * else on ordinary pages with advice for transparent huge ones.
  *
  * It must not know: addresses of segments, who maps them, the server.
  */
@@ -86,8 +86,8 @@ static int memfd_create_piece(struct tp_backing *backing, uint64_t bytes, int *r
     if (fd < 0)
         return fd;
     /*
-     * The size is final before anyone can see the piece: a reader needs no guard against SIGBUS. F_SEAL_SEAL so that no
-     * reader can add F_SEAL_WRITE, which would stop the store itself.
+     * The size is final before anyone can see the piece: a reader needs no guard against SIGBUS.
+     * F_SEAL_SEAL so that no reader can add F_SEAL_WRITE, which would stop the store itself.
      */
     if (ftruncate(fd, (off_t)bytes) < 0 ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {

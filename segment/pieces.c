@@ -101,7 +101,8 @@ static int check_fds(const struct tp_pieces *pieces, uint64_t held_fds) {
     return -EMFILE;
 }
 
-/* Later would be too late: the kernel promises pages that it does not have, and kills when they are touched. */
+/* Later would be too late: the kernel promises pages that it does not have, and kills when they are
+ * touched. */
 static int check_memory(const struct build *build) {
     uint64_t available;
     if (build->backing.hugetlb || tp_host_memory_available(&available) < 0)
@@ -149,12 +150,13 @@ static int plan(struct build *build, uint64_t held_fds) {
     return 0;
 }
 
-/* Address space for the pieces, congruent to their last place, so that page tables move whole (mremap). */
+/* Address space for the pieces, congruent to their last place, so that page tables move whole
+ * (mremap). */
 static int reserve_staging(struct build *build) {
     uint64_t bytes = build->pieces.bytes;
     uint64_t unit = build->pieces.page_bytes > PMD_BYTES ? build->pieces.page_bytes : PMD_BYTES;
-    char *start = mmap(NULL, bytes + unit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                       -1, 0);
+    char *start =
+        mmap(NULL, bytes + unit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED) {
         int result = -errno;
         tp_log(TP_LOG_ERROR, "no address space for a segment of %" PRIu64 " MiB: %s", bytes >> 20,
@@ -163,7 +165,8 @@ static int reserve_staging(struct build *build) {
     }
     uint64_t skip = ((uintptr_t)build->pieces.base - (uintptr_t)start) % unit;
     build->staging = start + skip;
-    /* Exactly the pieces remain: what a move leaves behind may be taken by other threads at once. */
+    /* Exactly the pieces remain: what a move leaves behind may be taken by other threads at once.
+     */
     if (skip > 0)
         (void)munmap(start, skip);
     (void)munmap(build->staging + bytes, unit - skip);
@@ -208,12 +211,14 @@ static int fill(struct build *build, bool keep_contents) {
     int result = tp_populate(&work);
     if (result < 0)
         tp_log(TP_LOG_ERROR,
-               "cannot populate a segment of %" PRIu64 " MiB (%s): %s; make it smaller or free memory",
+               "cannot populate a segment of %" PRIu64
+               " MiB (%s): %s; make it smaller or free memory",
                pieces->bytes >> 20, build->backing.detail, strerror(-result));
     return result;
 }
 
-/* Move one piece over its part of the range. Kernels before 5.16 cannot move hugetlb mappings: those are mapped again. */
+/* Move one piece over its part of the range. Kernels before 5.16 cannot move hugetlb mappings:
+ * those are mapped again. */
 static int move_piece(struct build *build, uint32_t index) {
     uint64_t bytes = piece_length(&build->pieces, index);
     char *from = build->staging + index * build->pieces.piece_bytes;

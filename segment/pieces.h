@@ -23,14 +23,16 @@ struct tp_pieces {
 };
 
 /*
- * Make the pieces for [address, address + bytes) elsewhere, populate them, copy the contents when `keep_contents`, and only then
- * move them over the range: until the last step nothing of the range has changed, and the last step is undone when it fails.
- * `held_fds`: fds that other segments hold. 0 or -errno with one line logged.
+ * Make the pieces for [address, address + bytes) elsewhere, populate them, copy the contents when
+ * `keep_contents`, and only then move them over the range: until the last step nothing of the range
+ * has changed, and the last step is undone when it fails. `held_fds`: fds that other segments hold.
+ * 0 or -errno with one line logged.
  */
 int tp_pieces_build(void *address, size_t bytes, bool keep_contents, uint64_t held_fds,
                     const struct tp_config *config, struct tp_pieces *ret_pieces);
 
-/* Put fresh anonymous memory in place of the pieces and close them. Neither logs nor allocates. 0 or -errno. */
+/* Put fresh anonymous memory in place of the pieces and close them. Neither logs nor allocates. 0
+ * or -errno. */
 int tp_pieces_remove(struct tp_pieces *pieces);
 
 #endif

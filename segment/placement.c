@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * On which NUMA node the pages of a piece lie. The system calls are made directly: they need no library, and the masks stay
- * plain words.
+ * On which NUMA node the pages of a piece lie. The system calls are made directly: they need no
+ * library, and the masks stay plain words.
  *
  * It must not know: what a piece is made of.
  */
@@ -40,7 +40,8 @@ static bool nothing_to_choose(const struct tp_placement *placement) {
     return placement->count < 2 && !placement->chosen;
 }
 
-/* Free memory of a node and the page cache that the kernel can drop there. 0 when it cannot be told. */
+/* Free memory of a node and the page cache that the kernel can drop there. 0 when it cannot be
+ * told. */
 static uint64_t node_room_bytes(int node) {
     char path[64];
     char line[128];
@@ -101,10 +102,11 @@ int tp_placement_bind(const struct tp_placement *placement, uint32_t piece, void
         return 0;
     int result = -errno;
     if (result == -EPERM || result == -ENOSYS) {
-        tp_log_once(&said, TP_LOG_WARN,
-                    "mbind is refused (%s), so segment memory is not placed on NUMA nodes: start the "
-                    "container with --cap-add SYS_NICE",
-                    strerror(-result));
+        tp_log_once(
+            &said, TP_LOG_WARN,
+            "mbind is refused (%s), so segment memory is not placed on NUMA nodes: start the "
+            "container with --cap-add SYS_NICE",
+            strerror(-result));
         return 0;
     }
     if (!placement->chosen) {

@@ -4,8 +4,9 @@
  *
  * It must not know: where the mapping will go, who will see it.
  *
- * A page that cannot be had must come back as an error, never as SIGBUS: MADV_POPULATE_WRITE (Linux 5.14) reports it; where it
- * is missing, fallocate(2) reserves first and the pages are touched after.
+ * A page that cannot be had must come back as an error, never as SIGBUS: MADV_POPULATE_WRITE
+ * (Linux 5.14) reports it; where it is missing, fallocate(2) reserves first and the pages are
+ * touched after.
  */
 #include "segment/populate.h"
 
@@ -69,14 +70,15 @@ static int populate_slice(const struct tp_populate_work *work, uint32_t piece, u
     return 0;
 }
 
-/* Neighbouring numbers are slices of different pieces, so that the threads work on different files and nodes. */
+/* Neighbouring numbers are slices of different pieces, so that the threads work on different files
+ * and nodes. */
 static void run_slice(struct job *job, uint64_t number) {
     const struct tp_populate_work *work = job->work;
     uint32_t piece = (uint32_t)(number % work->piece_count);
     uint64_t offset = number / work->piece_count * SLICE_BYTES;
     uint64_t start = piece * work->piece_bytes;
-    uint64_t piece_bytes = work->bytes - start < work->piece_bytes ? work->bytes - start
-                                                                   : work->piece_bytes;
+    uint64_t piece_bytes =
+        work->bytes - start < work->piece_bytes ? work->bytes - start : work->piece_bytes;
     if (offset >= piece_bytes)
         return;
     uint64_t bytes = piece_bytes - offset < SLICE_BYTES ? piece_bytes - offset : SLICE_BYTES;
@@ -141,8 +143,9 @@ static void nodes_in_words(const struct tp_placement *placement, char *text, siz
 }
 
 /*
- * One line at the warning level announces a long population, with an estimate from what is done, and one says that it is over:
- * both are seen without any setting. Lines between them are for TIDEPOOL_LOG=info.
+ * One line at the warning level announces a long population, with an estimate from what is done,
+ * and one says that it is over: both are seen without any setting. Lines between them are for
+ * TIDEPOOL_LOG=info.
  */
 static void watch(struct job *job) {
     const struct tp_populate_work *work = job->work;

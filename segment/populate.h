@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside segment/: give every page of a mapping its memory, in parallel, before anyone relies on it. */
+/* Inside segment/: give every page of a mapping its memory, in parallel, before anyone relies on
+ * it. */
 #ifndef TIDEPOOL_POPULATE_H
 #define TIDEPOOL_POPULATE_H
 
@@ -19,8 +20,9 @@ struct tp_populate_work {
 };
 
 /*
- * 0, or -errno: -ENOMEM when there are not enough pages, -ENOSPC when the file system or the pool has no more. Long
- * populations show their progress. What was populated stays so: the caller undoes everything.
+ * 0, or -errno: -ENOMEM when there are not enough pages, -ENOSPC when the file system or the pool
+ * has no more. Long populations show their progress. What was populated stays so: the caller undoes
+ * everything.
  */
 int tp_populate(const struct tp_populate_work *work);
 

@@ -2,13 +2,16 @@
 /*
  * The table of overlays: which ranges are shareable memory, and which of them are published.
  *
- * It must not know: what pieces are made of (backing.h), how they are built (pieces.c), or who is connected (server.c).
+ * It must not know: what pieces are made of (backing.h), how they are built (pieces.c), or who is
+ * connected (server.c).
  *
- * fork. A child must not keep the store's memory alive after the store has died, and must not crash when it merely exits and
- * runs destructors on the way. So overlays are MADV_DONTFORK, and the child's handler lays private anonymous memory over the
- * holes and closes the pieces' fds: a child that touches the range reads zeros, its writes reach nobody, and free() of the
- * range (malloc's header lies in the page before, which the child has) unmaps it as usual. The handler does nothing but mmap
- * and close. A fork between the overlay and its MADV_DONTFORK leaves the child the shared mapping: harmless but for the memory.
+ * fork. A child must not keep the store's memory alive after the store has died, and must not crash
+ * when it merely exits and runs destructors on the way. So overlays are MADV_DONTFORK, and the
+ * child's handler lays private anonymous memory over the holes and closes the pieces' fds: a child
+ * that touches the range reads zeros, its writes reach nobody, and free() of the range (malloc's
+ * header lies in the page before, which the child has) unmaps it as usual. The handler does nothing
+ * but mmap and close. A fork between the overlay and its MADV_DONTFORK leaves the child the shared
+ * mapping: harmless but for the memory.
  */
 #include "segment/segment.h"
 
@@ -71,7 +74,9 @@ static void forked_child(void) {
     }
 }
 
-static void arm_fork(void) {
+static void prepare(void) {
+    int page;
+    (void)tp_stats_open(&page); /* before the first slot of it is written */
     tp_fork_guard();
     (void)pthread_atfork(NULL, NULL, forked_child);
 }
@@ -119,7 +124,8 @@ static struct overlay *find_published(uint64_t segment_id) {
 }
 
 /* Take a slot for a range that overlaps no other. */
-static int claim(uintptr_t address, size_t bytes, struct overlay **ret_overlay, uint64_t *ret_held) {
+static int claim(uintptr_t address, size_t bytes, struct overlay **ret_overlay,
+                 uint64_t *ret_held) {
     struct overlay *found = NULL;
     uint64_t held = 0;
     int result = 0;
@@ -202,7 +208,7 @@ int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
     uint64_t held = 0;
     if (tp_inert())
         return -ECHILD;
-    pthread_once(&once, arm_fork);
+    pthread_once(&once, prepare);
     int result = bytes > UINTPTR_MAX - (uintptr_t)address ? -EINVAL : 0;
     if (result < 0) {
         tp_log(TP_LOG_ERROR, "segment at %p: %zu bytes are no range", address, bytes);
@@ -250,7 +256,8 @@ int tp_segment_restore(void *address) {
     struct tp_pieces pieces = overlay->pieces;
     overlay->pieces = (struct tp_pieces){0};
     pthread_mutex_unlock(&table_lock);
-    /* The range stays claimed: unmapping a large segment takes time, and that is not done under the lock. */
+    /* The range stays claimed: unmapping a large segment takes time, and that is not done under the
+     * lock. */
     tp_server_wake();
     (void)tp_pieces_remove(&pieces);
     unclaim(overlay);

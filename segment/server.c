@@ -4,9 +4,10 @@
  *
  * It must not know: what is said in a session (session.c), how segments are made.
  *
- * It never waits for anybody: all sockets are non-blocking, and a client gets a few messages' worth of attention before the next
- * one. The number of clients is bounded; of those that have said nothing yet, the oldest gives way to a new one, so that
- * connections that do nothing cannot keep out an engine that speaks at once.
+ * It never waits for anybody: all sockets are non-blocking, and a client gets a few messages' worth
+ * of attention before the next one. The number of clients is bounded; of those that have said
+ * nothing yet, the oldest gives way to a new one, so that connections that do nothing cannot keep
+ * out an engine that speaks at once.
  */
 #include "segment/server.h"
 
@@ -30,8 +31,8 @@
 #define SESSIONS (MAX_ATTACHED + MAX_GREETING)
 #define ACCEPT_AT_ONCE 16
 #define EVENTS 32
-#define RETRY_MS 20     /* between tries of an answer that has to wait */
-#define TICK_MS 250     /* while somebody has not said HELLO */
+#define RETRY_MS 20      /* between tries of an answer that has to wait */
+#define TICK_MS 250      /* while somebody has not said HELLO */
 #define EXHAUSTED_MS 500 /* pause of accepting when this process is out of fds */
 
 enum { STORE, ENGINE, ENTRIES };
@@ -74,7 +75,8 @@ static uint64_t now_ms(void) {
 
 void tp_server_wake(void) {
     uint64_t one = 1;
-    /* Under the lock, so that the fd cannot be closed and its number be somebody else's. The write never blocks. */
+    /* Under the lock, so that the fd cannot be closed and its number be somebody else's. The write
+     * never blocks. */
     pthread_mutex_lock(&server.lock);
     /* Fails only when the counter is full: then a wake is pending anyway. */
     ssize_t written = server.wake_fd < 0 ? 0 : write(server.wake_fd, &one, sizeof one);
@@ -90,7 +92,8 @@ static void drain_wakes(void) {
     pthread_mutex_unlock(&server.lock);
 }
 
-/* ---- the thread ---------------------------------------------------------------------------------- */
+/* ---- the thread
+ * ---------------------------------------------------------------------------------- */
 
 static void refresh_facts(struct loop *loop) {
     pthread_mutex_lock(&server.lock);
@@ -172,8 +175,10 @@ static void accept_some(struct loop *loop, unsigned which, uint64_t now) {
         if (fd >= 0) {
             accept_one(loop, fd, now);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-            /* The connection stays in the backlog and keeps the listener readable: look away for a while. */
-            tp_log_once(&said, TP_LOG_WARN, "cannot accept clients: %s (ulimit -n)", strerror(errno));
+            /* The connection stays in the backlog and keeps the listener readable: look away for a
+             * while. */
+            tp_log_once(&said, TP_LOG_WARN, "cannot accept clients: %s (ulimit -n)",
+                        strerror(errno));
             arm_listeners(false);
             loop->exhausted_until_ms = now + EXHAUSTED_MS;
             return;
@@ -254,7 +259,8 @@ static int next_timeout(const struct loop *loop) {
 static void init_loop(struct loop *loop) {
     memset(loop, 0, sizeof *loop);
     for (unsigned i = 0; i < SESSIONS; i++)
-        loop->sessions[i] = (struct tp_session){.state = TP_SESSION_FREE, .fd = -1, .stats_slot = -1};
+        loop->sessions[i] =
+            (struct tp_session){.state = TP_SESSION_FREE, .fd = -1, .stats_slot = -1};
     refresh_facts(loop);
     memcpy(loop->facts.instance, server.instance, sizeof loop->facts.instance);
     loop->facts.netns = tp_host_netns();
@@ -281,7 +287,8 @@ static void *run(void *arg) {
     return NULL;
 }
 
-/* ---- start and stop ------------------------------------------------------------------------------ */
+/* ---- start and stop
+ * ------------------------------------------------------------------------------ */
 
 static void close_listed(int fd) {
     if (fd < 0)

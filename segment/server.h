@@ -3,7 +3,8 @@
 #ifndef TIDEPOOL_SERVER_H
 #define TIDEPOOL_SERVER_H
 
-/* The table changed: look at it soon. Cheap, any thread; nothing happens when no server runs. Neither logs nor allocates. */
+/* The table changed: look at it soon. Cheap, any thread; nothing happens when no server runs.
+ * Neither logs nor allocates. */
 void tp_server_wake(void);
 
 #endif

@@ -4,8 +4,9 @@
  *
  * It must not know: epoll, the other connections, how segments are made.
  *
- * Nothing here blocks. A client that does not read loses its connection when the kernel's buffer is full; only an answer to WANT
- * may wait for a while, since honest engines ask for many pieces at once and the number of fds in flight is limited for all.
+ * Nothing here blocks. A client that does not read loses its connection when the kernel's buffer is
+ * full; only an answer to WANT may wait for a while, since honest engines ask for many pieces at
+ * once and the number of fds in flight is limited for all.
  */
 #include "segment/session.h"
 
@@ -22,9 +23,9 @@
 #include "env/stats.h"
 #include "segment/table.h"
 
-#define READ_AT_ONCE 8       /* messages, before others get their turn */
-#define UNREAD_BYTES 65536   /* answers that a client may leave unread before it has to wait */
-#define WAIT_MS 10000        /* a client that has not read by then is dropped */
+#define READ_AT_ONCE 8     /* messages, before others get their turn */
+#define UNREAD_BYTES 65536 /* answers that a client may leave unread before it has to wait */
+#define WAIT_MS 10000      /* a client that has not read by then is dropped */
 #define SEND_BUFFER (208 * 1024)
 
 static int refuse(struct tp_session *session, enum tp_refusal reason, const char *text) {
@@ -152,7 +153,8 @@ static int answer_want(struct tp_session *session, uint64_t now_ms) {
     int result = -EAGAIN;
     if (ioctl(session->fd, SIOCOUTQ, &unread) < 0 || unread < UNREAD_BYTES)
         result = tp_table_send_pieces(session->fd, &session->want);
-    /* ETOOMANYREFS: this user has as many fds in flight as RLIMIT_NOFILE allows, until readers take theirs. */
+    /* ETOOMANYREFS: this user has as many fds in flight as RLIMIT_NOFILE allows, until readers take
+     * theirs. */
     if (result == -EAGAIN || result == -ETOOMANYREFS) {
         if (!session->waiting)
             session->waiting_since_ms = now_ms;
@@ -246,6 +248,7 @@ void tp_session_end(struct tp_session *session, int reason) {
     if (session->stats_slot >= 0)
         atomic_store_explicit(&tp_stats_page()->clients[session->stats_slot].state, TP_SLOT_EMPTY,
                               memory_order_release);
+    (void)shutdown(session->fd, SHUT_RDWR); /* a child forked just now may have the fd */
     tp_fork_close_remove(session->fd);
     close(session->fd);
     *session = (struct tp_session){.state = TP_SESSION_FREE, .fd = -1, .stats_slot = -1};

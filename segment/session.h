@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside segment/: one connection to the server, from accept to its end. Owned by the server's thread alone. */
+/* Inside segment/: one connection to the server, from accept to its end. Owned by the server's
+ * thread alone. */
 #ifndef TIDEPOOL_SESSION_H
 #define TIDEPOOL_SESSION_H
 
@@ -37,14 +38,17 @@ struct tp_session {
     int stats_slot; /* -1: none */
 };
 
-/* Begin with an accepted socket, which the session then owns. 0, or -errno when it has been answered and must be ended. */
-int tp_session_begin(struct tp_session *session, int fd, const struct tp_server_facts *facts, uint64_t now_ms);
+/* Begin with an accepted socket, which the session then owns. 0, or -errno when it has been
+ * answered and must be ended. */
+int tp_session_begin(struct tp_session *session, int fd, const struct tp_server_facts *facts,
+                     uint64_t now_ms);
 
 /*
- * Read and answer what has arrived, a few messages at most. `full`: no further client may attach. 0, or -errno when the
- * session must be ended.
+ * Read and answer what has arrived, a few messages at most. `full`: no further client may attach.
+ * 0, or -errno when the session must be ended.
  */
-int tp_session_read(struct tp_session *session, const struct tp_server_facts *facts, bool full, uint64_t now_ms);
+int tp_session_read(struct tp_session *session, const struct tp_server_facts *facts, bool full,
+                    uint64_t now_ms);
 
 /* Tell an attached client what has changed: name, segments. 0 or -errno: end it. */
 int tp_session_announce(struct tp_session *session, const struct tp_server_facts *facts);

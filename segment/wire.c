@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages between the processes of one host: sending, receiving and checking them. Both sides use it.
+ * Messages between the processes of one host: sending, receiving and checking them. Both sides use
+ * it.
  *
  * It must not know: what a segment is made of, who is connected, what a message leads to.
  *
- * Everything that arrives is hostile. A received message is either whole and plausible, with exactly the fds that its type
- * carries, or it is an error and no fd is left open.
+ * Everything that arrives is hostile. A received message is either whole and plausible, with
+ * exactly the fds that its type carries, or it is an error and no fd is left open.
  */
 #include "segment/wire.h"
 
@@ -23,7 +24,8 @@
 
 #define ID_DIGITS 32
 
-/* How many bytes of the body a type uses; the rest must be zero. 0: unknown type. PAGE has no body: 1 byte, zero. */
+/* How many bytes of the body a type uses; the rest must be zero. 0: unknown type. PAGE has no body:
+ * 1 byte, zero. */
 static size_t body_bytes(uint16_t type) {
     switch (type) {
     case TP_MSG_HELLO:
@@ -159,8 +161,9 @@ static ssize_t receive_packet(int socket_fd, struct msghdr *packet, size_t contr
         packet->msg_controllen = control_bytes;
         got = recvmsg(socket_fd, packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         /*
-         * A peer that closes with something of ours unread leaves ECONNRESET in front of what it had sent before (net/unix:
-         * unix_release_sock sets sk_err, and the error is taken first): the next call has the message or the end.
+         * A peer that closes with something of ours unread leaves ECONNRESET in front of what it
+         * had sent before (net/unix: unix_release_sock sets sk_err, and the error is taken first):
+         * the next call has the message or the end.
          */
     } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && resets++ == 0)));
     return got;
@@ -213,7 +216,8 @@ int tp_wire_check_segment(const struct tp_msg_segment *segment) {
     const uint64_t page = segment->page_bytes;
     const uint64_t piece = segment->piece_bytes;
     const uint64_t map = segment->map_bytes;
-    const uint64_t user_top = UINT64_C(1) << 56; /* 5-level page tables: no user address lies above */
+    const uint64_t user_top = UINT64_C(1)
+                              << 56; /* 5-level page tables: no user address lies above */
     if (segment->segment_id == 0 || segment->piece_count == 0 ||
         segment->piece_count > TP_WIRE_MAX_PIECES)
         return -EPROTO;

@@ -34,6 +34,7 @@
 #define POOL_MAX 64u /* as many as a user may ask for */
 #define POOL_AUTO_MAX 8u /* eight cores copy as fast as one socket's memory goes */
 #define SPIN_NS 50000    /* a worker out of work looks on for this long before it sleeps */
+#define WAKE_BYTES ((size_t)128 << 10) /* a smaller lone job is left to the caller's next poll */
 #define MIN_ROOM 16u
 
 /* x86-64 gives user space 47 address bits unless mmap is asked for more by a hint (Linux,
@@ -249,6 +250,7 @@ static bool copy_grain(struct tp_copy_job *job) {
         retire(job);
     for (uint32_t i = job->grains[grain].first; i < job->grains[grain].end; i++)
         tp_copy_bytes(job->ops[i].to, job->ops[i].from, job->ops[i].bytes);
+    tp_copy_fence();
     atomic_store_explicit(&job->grain_done[grain], 1, memory_order_release);
     atomic_fetch_add_explicit(&job->finished, 1, memory_order_acq_rel);
     return true;
@@ -428,9 +430,11 @@ void tp_copy_pool_stop(void) {
 /* ---- submitting
  * ----------------------------------------------------------------------------------- */
 
-/* false: the queue is full, or there is no pool. */
-static bool enqueue(struct tp_copy_job *job) {
-    bool queued = false;
+/* What became of a job that was to be queued. */
+enum offer { OFFER_REFUSED, OFFER_ALONE, OFFER_BEHIND_OTHERS };
+
+static enum offer enqueue(struct tp_copy_job *job) {
+    enum offer offer = OFFER_REFUSED;
     pthread_mutex_lock(&pool.lock);
     if (atomic_load(&pool.state) == POOL_NEW)
         start_threads(0);
@@ -442,16 +446,22 @@ static bool enqueue(struct tp_copy_job *job) {
         atomic_store_explicit(&pool.slots[tail % QUEUE_SLOTS], (uint64_t)(uintptr_t)job,
                               memory_order_release);
         atomic_store_explicit(&pool.tail, tail + 1, memory_order_release);
-        queued = true;
+        offer = head == tail ? OFFER_ALONE : OFFER_BEHIND_OTHERS;
     }
     pthread_mutex_unlock(&pool.lock);
-    return queued;
+    return offer;
 }
 
 bool tp_copy_start(struct tp_copy_job *job) {
-    if (job->total_bytes > TP_COPY_INLINE_BYTES && !tp_inert() && enqueue(job)) {
+    /* Once queued, another thread may finish the job: nothing of it is read after that. */
+    bool large = job->total_bytes >= WAKE_BYTES;
+    enum offer offer = OFFER_REFUSED;
+    if (job->total_bytes > TP_COPY_INLINE_BYTES && !tp_inert())
+        offer = enqueue(job);
+    if (offer != OFFER_REFUSED) {
         atomic_fetch_add(&pool.news, 1);
-        if (atomic_load(&pool.sleeping) > 0 && atomic_load(&pool.spinning) == 0)
+        if ((large || offer == OFFER_BEHIND_OTHERS) && atomic_load(&pool.sleeping) > 0 &&
+            atomic_load(&pool.spinning) == 0)
             wake_one();
         return false;
     }

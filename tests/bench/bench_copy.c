@@ -5,10 +5,12 @@
  * then polls them in order, as Mooncake's callers do. One side is a MAP_SHARED memfd, as a store's
  * memory is. Runs of the ways that are compared alternate; medians are printed.
  *
- * Usage: bench_copy [raw|pool|jobs|all] [rounds]
+ * Usage: bench_copy [raw|pool|jobs|alone|all] [rounds]
+ * "alone" runs the pool only: the plain copies leave other things in the caches than it does.
  */
 #include "tests/unit/double_env.h"
 #include "transport/copy_host.h"
+#include "transport/copy_stream.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -78,19 +80,20 @@ static double raw_run(copy_fn copy, bool write, size_t block, size_t span, size_
         copy(to + at, from + at, block);
         at = at + 2 * block <= span ? at + block : 0;
     }
+    tp_copy_fence();
     return (double)done / (now_s() - start) * 1e-9;
 }
 
 static void raw(void) {
-    static const size_t blocks[] = {4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB};
+    static const size_t blocks[] = {KIB, 2 * KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB};
     static const size_t spans[] = {MIB, 16 * MIB, AREA};
     static const struct {
         const char *name;
         copy_fn copy;
-    } ways[] = {{"memcpy", plain}, {"tp_copy_bytes", tp_copy_bytes}};
+    } ways[] = {{"memcpy", plain}, {"tp_copy_bytes", tp_copy_bytes}, {"AVX2", tp_stream_avx2}};
     enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
-    printf("one thread, GB/s: block KiB, span MiB, direction, then %s / %s\n", ways[0].name,
-           ways[1].name);
+    printf("one thread, GB/s: block KiB, span MiB, direction, then %s, %s, %s\n", ways[0].name,
+           ways[1].name, ways[2].name);
     for (int write = 0; write < 2; write++) {
         for (size_t s = 0; s < sizeof(spans) / sizeof(spans[0]); s++) {
             for (size_t b = 0; b < sizeof(blocks) / sizeof(blocks[0]); b++) {
@@ -113,6 +116,7 @@ static void raw(void) {
 
 struct shape {
     size_t jobs, blocks, bytes;
+    unsigned pause_us; /* before each run: long enough for workers to fall asleep */
 };
 
 /* Where block i of all lies: far apart on one side, so that neighbours are not merged. */
@@ -153,6 +157,7 @@ static double plain_run(const struct shape *shape, bool write, unsigned threads)
     return now_s() - start;
 }
 
+static bool alone;
 static struct tp_copy_job jobs[MAX_JOBS];
 
 /* Submit all, then poll each until done, as Mooncake's callers do. */
@@ -189,16 +194,19 @@ static void compare(const struct shape *shapes, size_t count, unsigned threads) 
             double one[MAX_ROUNDS], many[MAX_ROUNDS], pool[MAX_ROUNDS], ratio[MAX_ROUNDS];
             double bytes = (double)(shapes[s].jobs * shapes[s].blocks * shapes[s].bytes);
             for (unsigned r = 0; r < rounds; r++) {
-                one[r] = plain_run(&shapes[s], write, 1);
-                many[r] = plain_run(&shapes[s], write, threads);
+                one[r] = alone ? 1 : plain_run(&shapes[s], write, 1);
+                many[r] = alone ? 1 : plain_run(&shapes[s], write, threads);
+                if (shapes[s].pause_us)
+                    usleep(shapes[s].pause_us);
                 pool[r] = pool_run(&shapes[s], write);
                 ratio[r] = many[r] / pool[r];
             }
             double us = median(pool, rounds) * 1e6 / (double)shapes[s].jobs;
-            printf("%4zu x %3zu x %6zu %s: %6.2f %6.2f %6.2f; %5.2f; %8.2f\n", shapes[s].jobs,
-                   shapes[s].blocks, shapes[s].bytes / KIB, write ? "put" : "get",
-                   bytes / median(one, rounds) * 1e-9, bytes / median(many, rounds) * 1e-9,
-                   bytes / median(pool, rounds) * 1e-9, median(ratio, rounds), us);
+            printf("%4zu x %3zu x %6zu%s %s: %6.2f %6.2f %6.2f; %5.2f; %8.2f\n", shapes[s].jobs,
+                   shapes[s].blocks, shapes[s].bytes / KIB, shapes[s].pause_us ? " rested" : "",
+                   write ? "put" : "get", bytes / median(one, rounds) * 1e-9,
+                   bytes / median(many, rounds) * 1e-9, bytes / median(pool, rounds) * 1e-9,
+                   median(ratio, rounds), us);
         }
     }
 }
@@ -210,20 +218,23 @@ int main(int argc, char **argv) {
     if (rounds < 1 || rounds > MAX_ROUNDS)
         rounds = 15;
     bool all = strcmp(what, "all") == 0;
+    alone = strcmp(what, "alone") == 0;
     double_cpus = (unsigned)sysconf(_SC_NPROCESSORS_ONLN);
     unsigned threads = double_cpus < 9 ? double_cpus : 9;
     make_areas();
     for (size_t j = 0; j < MAX_JOBS; j++)
         tp_copy_init(&jobs[j]);
-    static const struct shape large[] = {
-        {128, 1, MIB}, {32, 1, 4 * MIB}, {8, 1, 16 * MIB}, {4, 1, 32 * MIB}, {1, 1, MIB}};
-    static const struct shape small[] = {{32, 61, 64 * KIB}, {1, 61, 64 * KIB},  {128, 61, 4 * KIB},
-                                         {1, 61, 4 * KIB},   {512, 1, 64 * KIB}, {1, 1, 64 * KIB}};
+    static const struct shape large[] = {{128, 1, MIB},    {32, 1, 4 * MIB}, {8, 1, 16 * MIB},
+                                         {4, 1, 32 * MIB}, {1, 1, MIB},      {1, 1, MIB, 300}};
+    static const struct shape small[] = {
+        {32, 61, 64 * KIB},    {1, 61, 64 * KIB},     {1, 61, 64 * KIB, 300}, {128, 61, 4 * KIB},
+        {1, 61, 4 * KIB},      {1, 61, 4 * KIB, 300}, {512, 1, 64 * KIB},     {1, 1, 64 * KIB},
+        {1, 1, 64 * KIB, 300}, {1024, 1, 32 * KIB},   {1024, 1, 16 * KIB},    {1024, 1, 4 * KIB}};
     if (all || strcmp(what, "raw") == 0)
         raw();
-    if (all || strcmp(what, "pool") == 0)
+    if (all || alone || strcmp(what, "pool") == 0)
         compare(large, sizeof(large) / sizeof(large[0]), threads);
-    if (all || strcmp(what, "jobs") == 0)
+    if (all || alone || strcmp(what, "jobs") == 0)
         compare(small, sizeof(small) / sizeof(small[0]), threads);
     tp_copy_pool_stop();
     return 0;

@@ -14,14 +14,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "env/stats.h"
+
 struct tp_config *bench_config(uint64_t piece_bytes) {
     struct tp_config *config = calloc(1, sizeof *config);
+    int page;
     cr_assert_not_null(config);
+    cr_assert_eq(tp_stats_open(&page), 0); /* its fd is there in every count of fds */
     config->store.half = TP_HALF_ON;
     config->store.kind = TP_SEGMENT_MEMFD;
     config->store.piece_bytes = piece_bytes;
     config->boot_id_only = true;
-    snprintf(config->store.socket_dir, sizeof config->store.socket_dir, "/tmp/tidepool-test-XXXXXX");
+    snprintf(config->store.socket_dir, sizeof config->store.socket_dir,
+             "/tmp/tidepool-test-XXXXXX");
     cr_assert_not_null(mkdtemp(config->store.socket_dir));
     memcpy(config->engine.socket_dir, config->store.socket_dir, sizeof config->engine.socket_dir);
     return config;
@@ -116,7 +121,8 @@ void bench_hello(int fd, uint32_t purpose, const char *identity) {
     cr_assert_eq(tp_wire_send(fd, &message, NULL, 0), 0);
 }
 
-int bench_receive(int fd, struct tp_msg *ret_message, int *ret_fds, unsigned *ret_fd_count, int ms) {
+int bench_receive(int fd, struct tp_msg *ret_message, int *ret_fds, unsigned *ret_fd_count,
+                  int ms) {
     struct pollfd wait = {.fd = fd, .events = POLLIN};
     if (poll(&wait, 1, ms) <= 0)
         return -ETIMEDOUT;
@@ -173,8 +179,9 @@ static bool map_pieces(int fd, const struct tp_msg_segment *segment, char *base,
         int seals = fcntl(fds[i], F_GET_SEALS);
         good = good && fstat(fds[i], &status) == 0 && (uint64_t)status.st_size == bytes;
         good = good && (seals < 0 || (seals & F_SEAL_SHRINK) != 0);
-        good = good && mmap(base + (first + i) * segment->piece_bytes, bytes, PROT_READ | PROT_WRITE,
-                            MAP_SHARED | MAP_FIXED, fds[i], 0) != MAP_FAILED;
+        good =
+            good && mmap(base + (first + i) * segment->piece_bytes, bytes, PROT_READ | PROT_WRITE,
+                         MAP_SHARED | MAP_FIXED, fds[i], 0) != MAP_FAILED;
         close(fds[i]);
     }
     return good;
@@ -189,7 +196,8 @@ void *bench_map(int fd, const struct tp_msg_segment *segment) {
     base += (2 * MIB - (uintptr_t)base % (2 * MIB)) % (2 * MIB);
     for (uint32_t first = 0; first < segment->piece_count; first += TP_WIRE_MAX_FDS) {
         uint32_t count = segment->piece_count - first;
-        if (!map_pieces(fd, segment, base, first, count < TP_WIRE_MAX_FDS ? count : TP_WIRE_MAX_FDS))
+        if (!map_pieces(fd, segment, base, first,
+                        count < TP_WIRE_MAX_FDS ? count : TP_WIRE_MAX_FDS))
             return NULL;
     }
     return base;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of segment/ share: a store's configuration, ranges as Mooncake allocates them, and a plain client. */
+/* What the tests of segment/ share: a store's configuration, ranges as Mooncake allocates them, and
+ * a plain client. */
 #ifndef TIDEPOOL_SEGMENT_BENCH_H
 #define TIDEPOOL_SEGMENT_BENCH_H
 
@@ -12,7 +13,8 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-/* A memfd store that listens in a fresh directory under /tmp; `piece_bytes` 0: the default. Ends the test on failure. */
+/* A memfd store that listens in a fresh directory under /tmp; `piece_bytes` 0: the default. Ends
+ * the test on failure. */
 struct tp_config *bench_config(uint64_t piece_bytes);
 /* Remove the directory; false when something was left in it. */
 bool bench_config_free(struct tp_config *config);

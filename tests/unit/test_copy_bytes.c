@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Claim: tp_copy_bytes copies exactly the bytes it was told, for any alignment and length, and
- * touches nothing before or after: both buffers end at, or begin behind, a page that faults.
+ * touches nothing before or after: both buffers end at, or begin behind, a page that faults. So
+ * does each instruction set's own copy that this CPU can run.
  */
 #include "transport/copy_host.h"
+#include "transport/copy_stream.h"
 
 #include <criterion/criterion.h>
 #include <stdint.h>
@@ -30,6 +32,8 @@ static uint32_t next_random(uint32_t *state) {
 
 static unsigned char *from, *to, *expected;
 
+static void (*copy)(void *, const void *, size_t) = tp_copy_bytes;
+
 static void setup(void) {
     uint32_t x = 12345;
     from = guarded();
@@ -47,12 +51,12 @@ static void check(size_t to_at, size_t from_at, size_t bytes) {
     memset(to + low, 0xa5, high - low);
     memset(expected + low, 0xa5, high - low);
     memcpy(expected + to_at, from + from_at, bytes);
-    tp_copy_bytes(to + to_at, from + from_at, bytes);
+    copy(to + to_at, from + from_at, bytes);
     cr_assert_eq(memcmp(to + low, expected + low, high - low), 0, "to +%zu from +%zu, %zu bytes",
                  to_at, from_at, bytes);
 }
 
-Test(copy_bytes, every_small_length_at_both_guards, .init = setup) {
+static void every_small_length_at_both_guards(void) {
     for (size_t bytes = 0; bytes <= 1100; bytes++) {
         check(0, 0, bytes);
         check(ROOM - bytes, ROOM - bytes, bytes);
@@ -61,7 +65,7 @@ Test(copy_bytes, every_small_length_at_both_guards, .init = setup) {
     }
 }
 
-Test(copy_bytes, every_alignment_of_both_ends, .init = setup) {
+static void every_alignment_of_both_ends(void) {
     static const size_t lengths[] = {4096, 65536 - 1, 65536 + 77, 262144 + 33};
     for (size_t n = 0; n < sizeof(lengths) / sizeof(lengths[0]); n++) {
         for (size_t to_at = 0; to_at < 64; to_at += n < 2 ? 1 : 7) {
@@ -71,7 +75,7 @@ Test(copy_bytes, every_alignment_of_both_ends, .init = setup) {
     }
 }
 
-Test(copy_bytes, random_places_and_lengths_up_to_the_guards, .init = setup) {
+static void random_places_and_lengths_up_to_the_guards(void) {
     uint32_t x = 987654321;
     for (int i = 0; i < 3000; i++) {
         unsigned shift = next_random(&x) % 21;
@@ -81,4 +85,29 @@ Test(copy_bytes, random_places_and_lengths_up_to_the_guards, .init = setup) {
         size_t from_at = next_random(&x) & 1 ? ROOM - bytes : next_random(&x) % (ROOM - bytes);
         check(to_at, from_at, bytes);
     }
+}
+
+static void all_properties(void) {
+    setup();
+    every_small_length_at_both_guards();
+    every_alignment_of_both_ends();
+    random_places_and_lengths_up_to_the_guards();
+}
+
+Test(copy_bytes, the_copy_of_this_cpu) {
+    all_properties();
+}
+
+Test(copy_bytes, with_avx2) {
+    if (!__builtin_cpu_supports("avx2"))
+        cr_skip_test("this CPU has no AVX2");
+    copy = tp_stream_avx2;
+    all_properties();
+}
+
+Test(copy_bytes, with_avx512) {
+    if (!__builtin_cpu_supports("avx512f"))
+        cr_skip_test("this CPU has no AVX-512");
+    copy = tp_stream_avx512;
+    all_properties();
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that others can map is laid over a range in place, keeps contents when asked, and goes without a trace. */
+/* Memory that others can map is laid over a range in place, keeps contents when asked, and goes
+ * without a trace. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -92,8 +94,8 @@ Test(segment, wrong_ranges_are_refused_and_left_alone) {
 Test(segment, more_than_the_machine_has_is_an_error) {
     struct tp_config *config = bench_config(0);
     uint64_t bytes = UINT64_C(1) << 42; /* 4 TiB */
-    char *range = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                       -1, 0);
+    char *range = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     cr_assert_neq(range, MAP_FAILED);
     range[0] = 7;
     cr_assert_eq(tp_segment_overlay(range, bytes, false, config), -ENOMEM);

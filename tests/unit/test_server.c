@@ -21,7 +21,7 @@
 
 TestSuite(server, .timeout = 30);
 
-static void pause_ms(long ms) {
+__attribute__((unused)) static void pause_ms(long ms) {
     nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
 }
 
