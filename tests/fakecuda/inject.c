@@ -31,7 +31,7 @@ static bool parse_one(const char *text, size_t length, struct rule *ret) {
     if (!equals || (size_t)(colon - copy) >= sizeof rule.name || colon == copy)
         return false;
     *colon = *equals = 0;
-    strcpy(rule.name, copy);
+    memcpy(rule.name, copy, strlen(copy) + 1);
     if (strcmp(colon + 1, "*") != 0) {
         rule.nth = strtoul(colon + 1, &end, 10);
         if (*end || !rule.nth)

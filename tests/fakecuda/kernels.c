@@ -46,7 +46,7 @@ int fakecuda_register_kernel(const char *name, fakecuda_kernel run, const size_t
 
     if (strlen(name) >= sizeof kernel.name || param_count > 16)
         return -1;
-    strcpy(kernel.name, name);
+    memcpy(kernel.name, name, strlen(name) + 1);
     for (size_t i = 0; i < param_count; i++) {
         if (param_bytes[i] > sizeof((struct fakecuda_launch *)NULL)->params[0])
             return -1;

@@ -42,7 +42,10 @@ static void quote(char *to, size_t room, const char *from) {
     for (; *from && at + 2 < room; from++) {
         if (*from == '"' || *from == '\\')
             to[at++] = '\\';
-        to[at++] = (unsigned char)*from < 0x20 ? ' ' : *from;
+        to[at] = *from;
+        if ((unsigned char)to[at] < 0x20)
+            to[at] = ' ';
+        at++;
     }
     to[at] = 0;
 }
@@ -87,6 +90,7 @@ void fc_log_worker_violation(const char *where, CUresult result, const char *for
     va_list list;
 
     va_start(list, format);
+    /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): a false alarm of clang-tidy 14 */
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
     write_line(where, "", (int)result, false, text, fc_now_ns());

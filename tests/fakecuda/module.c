@@ -293,9 +293,9 @@ static CUresult launch_function(const char *name, const CUlaunchConfig *config, 
         stream = function ? fc_stream_get(&call, config->hStream) : NULL;
         if (stream)
             call.result = check_launch(&call, function, stream, config);
-        if (call.result == CUDA_SUCCESS)
+        if (stream && call.result == CUDA_SUCCESS)
             call.result = fc_capture_check_stream(&call, stream, &recorded);
-        if (call.result == CUDA_SUCCESS)
+        if (stream && call.result == CUDA_SUCCESS)
             call.result = launch_job(&call, function, stream, config, params, extra, !recorded);
     }
     return fc_leave(&call);

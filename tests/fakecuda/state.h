@@ -153,7 +153,7 @@ struct fc_span {
 enum fc_side { FC_SIDE_ANY, FC_SIDE_HOST, FC_SIDE_DEVICE };
 /* Checks every rule for access to [address, size) by context's device and marks the ranges as
  * pending. */
-CUresult fc_span_take(struct fc_call *call, const struct fc_context *context, CUdeviceptr address,
+CUresult fc_span_take(struct fc_call *call, const struct fc_context *context, CUdeviceptr start,
                       size_t size, bool write, enum fc_side side, struct fc_span *ret);
 void fc_span_give(struct fc_span *span); /* fc_lock held */
 
