@@ -134,7 +134,7 @@ static CUresult make_job(struct fc_call *call, const struct fc_context *context,
 
     if (!job)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    job->copies = calloc(batch->count, sizeof *job->copies);
+    job->copies = calloc(batch->count + 1, sizeof *job->copies);
     if (!job->copies)
         result = CUDA_ERROR_OUT_OF_MEMORY;
     for (size_t i = 0; i < batch->count && result == CUDA_SUCCESS; i++) {
