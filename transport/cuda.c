@@ -16,8 +16,8 @@
 #include <stddef.h>
 #include <time.h>
 
-/* How often a process without libcuda is looked at again. Far less than cuInit and the first
- * context take, so no GPU pointer exists before it is noticed. */
+/* How often a process without libcuda is looked at again. cuInit alone takes 234 ms and the first
+ * context 131 ms (H200), so no GPU pointer exists before the library is noticed. */
 #define LOOK_AGAIN_NS UINT64_C(10000000)
 
 static struct driver { tp_cu_pointer_get_attribute_fn pointer_get_attribute; } driver;
@@ -96,10 +96,16 @@ static enum driver_state look_for_driver(void) {
     return state;
 }
 
-/* A driver that does not know the address, or was never started, owns nothing there. */
+/*
+ * A driver that does not know the address, or was never started, owns nothing there. The driver
+ * answers so from any thread, with or without a current context (seen with 580.159 on an H200:
+ * INVALID_VALUE for plain memory, NOT_INITIALIZED before cuInit, GPU memory recognised in threads
+ * without a context). INVALID_CONTEXT is therefore no such answer: to take GPU memory for the
+ * host's would fault in the host process, while UNKNOWN only leaves the request to Mooncake.
+ */
 static bool means_host(tp_cu_result rc) {
     return rc == TP_CUDA_ERROR_INVALID_VALUE || rc == TP_CUDA_ERROR_NOT_INITIALIZED ||
-           rc == TP_CUDA_ERROR_DEINITIALIZED || rc == TP_CUDA_ERROR_INVALID_CONTEXT;
+           rc == TP_CUDA_ERROR_DEINITIALIZED;
 }
 
 enum tp_memory tp_cuda_classify(const void *address, int *ret_device) {
