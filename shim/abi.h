@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * C views of the C++ types at Mooncake's border (x86-64, libstdc++ with the cxx11 ABI). No other file names a C++ type.
+ * C views of the C++ types at Mooncake's border (x86-64, libstdc++ with the cxx11 ABI). No other
+ * file names a C++ type.
  *
- * Sources: the layouts are libstdc++'s since GCC 5; Mooncake's own were read from the wheels 0.3.6 to 0.3.14 (UPSTREAM.md).
- * A class that is not trivially copyable is passed by a pointer to it and returned through a hidden first pointer, which the
- * function also returns (Itanium C++ ABI 3.1.2): that is why hooks of methods that return Status or std::string have `ret` as first
- * parameter.
+ * Sources: the layouts are libstdc++'s since GCC 5; Mooncake's own were read from the wheels 0.3.6
+ * to 0.3.14 (UPSTREAM.md). A class that is not trivially copyable is passed by a pointer to it and
+ * returned through a hidden first pointer, which the function also returns (Itanium C++ ABI 3.1.2):
+ * that is why hooks of methods that return Status or std::string have `ret` as first parameter.
  */
 #ifndef TIDEPOOL_ABI_H
 #define TIDEPOOL_ABI_H
@@ -30,7 +31,8 @@ struct cxx_vector {
 };
 _Static_assert(sizeof(struct cxx_vector) == 24, "std::vector");
 
-/* mooncake::Status: delete[] of `message` in its destructor, so ours is NULL or made with the module's operator new[] */
+/* mooncake::Status: delete[] of `message` in its destructor, so ours is NULL or made with the
+ * module's operator new[] */
 struct cxx_status {
     uint16_t code;
     const char *message;

@@ -1,3 +1,217 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hooks_segment */
+/*
+ * The hooks on segment memory, and the life of overlays (overlays.h). It must not know what an
+ * overlay is made of.
+ */
 #include "env/env.h"
+#include "env/stats.h"
+#include "segment/segment.h"
+#include "shim/hooks.h"
+#include "shim/modules.h"
+#include "shim/overlays.h"
+#include "shim/start.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#define CALLER() __builtin_return_address(0)
+
+/* Segments are allocated with 16 MiB alignment, the client's local buffer with 64 bytes
+ * (MOONCAKE-ABI.md section 3). */
+#define SEGMENT_ALIGNMENT ((size_t)2 << 20)
+
+#define OWNERS 64
+
+struct owner {
+    const void *engine;
+    void *address;
+};
+static struct owner owners[OWNERS];
+static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- overlays
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *config) {
+    if (config->store.half == TP_HALF_INVALID) {
+        return -1; /* the configuration's own line was logged when it was read */
+    }
+    if (tp_segment_contains(address)) {
+        return 0;
+    }
+    return tp_segment_overlay(address, bytes, true, config);
+}
+
+void tp_overlays_publish(const void *engine, void *address, const struct tp_config *config) {
+    if (tp_segment_publish(address, config) != 0) {
+        return; /* part of an overlay, or a failure that has its own line: served by Mooncake's
+                   transport */
+    }
+    pthread_mutex_lock(&owners_lock);
+    struct owner *free_slot = NULL;
+    for (size_t i = 0; i < OWNERS; i++) {
+        if (owners[i].address == address || (!owners[i].address && !free_slot)) {
+            free_slot = &owners[i];
+        }
+        if (owners[i].address == address) {
+            break;
+        }
+    }
+    if (free_slot) {
+        *free_slot = (struct owner){.engine = engine, .address = address};
+    }
+    pthread_mutex_unlock(&owners_lock);
+}
+
+/* Take the next address of `engine` off the list (or only look, from *index on). NULL: no more. */
+static void *next_owned(const void *engine, size_t *index, bool take) {
+    void *address = NULL;
+
+    pthread_mutex_lock(&owners_lock);
+    for (; *index < OWNERS && !address; ++*index) {
+        if (owners[*index].address && owners[*index].engine == engine) {
+            address = owners[*index].address;
+            if (take) {
+                owners[*index] = (struct owner){0};
+            }
+        }
+    }
+    pthread_mutex_unlock(&owners_lock);
+    return address;
+}
+
+void tp_overlays_withdraw(const void *engine) {
+    size_t index = 0;
+
+    for (void *address = next_owned(engine, &index, false); address;
+         address = next_owned(engine, &index, false)) {
+        (void)tp_segment_withdraw(address); /* may be withdrawn already */
+    }
+}
+
+void tp_overlays_end(const void *engine) {
+    size_t index = 0;
+
+    for (void *address = next_owned(engine, &index, true); address;
+         address = next_owned(engine, &index, true)) {
+        (void)tp_segment_restore(address); /* may be gone through a free function already */
+    }
+}
+
+/* ---- allocation
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+static bool is_text(const struct cxx_string *string, const char *text) {
+    return string->bytes == strlen(text) && memcmp(string->data, text, string->bytes) == 0;
+}
+
+/* Protocols whose segments are plain host memory. Others (ascend, cxl, ub, nvlink) have allocators
+ * of their own. */
+static bool plain_memory(const struct cxx_string *protocol) {
+    return is_text(protocol, "tcp") || is_text(protocol, "rdma") || is_text(protocol, "efa");
+}
+
+struct allocation {
+    enum tp_hook allocate, release;
+    struct tp_module *module;
+    size_t bytes, alignment;
+    const struct cxx_string *protocol;
+    uintptr_t extra;
+};
+
+static void *allocate(const struct allocation *call) {
+    tp_real_allocate_plain real = (tp_real_allocate_plain)tp_next(call->allocate, call->module);
+    const struct tp_config *config = tp_shim_config();
+    bool segment = config && config->store.half != TP_HALF_OFF &&
+                   call->alignment >= SEGMENT_ALIGNMENT && plain_memory(call->protocol);
+
+    if (!real || (segment && config->store.half == TP_HALF_INVALID)) {
+        return NULL; /* setup fails; the configuration's own line says why */
+    }
+    void *address = real(call->bytes, call->protocol, call->alignment, call->extra);
+    if (!address || !segment || tp_segment_overlay(address, call->bytes, false, config) == 0) {
+        return address;
+    }
+    tp_real_free_plain release = (tp_real_free_plain)tp_next(call->release, call->module);
+    if (release) {
+        release(call->protocol, address, call->extra);
+    }
+    return NULL;
+}
+
+void *tp_hook_allocate_plain(size_t bytes, const struct cxx_string *protocol, size_t alignment,
+                             uintptr_t extra) {
+    struct allocation call = {TP_HOOK_allocate_plain,
+                              TP_HOOK_free_plain,
+                              tp_module_of(CALLER()),
+                              bytes,
+                              alignment,
+                              protocol,
+                              extra};
+    return allocate(&call);
+}
+
+void *tp_hook_allocate_flag(size_t bytes, const struct cxx_string *protocol, size_t alignment,
+                            uintptr_t extra) {
+    struct allocation call = {TP_HOOK_allocate_flag,
+                              TP_HOOK_free_flag,
+                              tp_module_of(CALLER()),
+                              bytes,
+                              alignment,
+                              protocol,
+                              extra};
+    return allocate(&call);
+}
+
+void *tp_hook_allocate_dma(size_t bytes, const struct cxx_string *protocol, size_t alignment,
+                           uintptr_t extra) {
+    struct allocation call = {TP_HOOK_allocate_dma,
+                              TP_HOOK_free_dma,
+                              tp_module_of(CALLER()),
+                              bytes,
+                              alignment,
+                              protocol,
+                              extra};
+    return allocate(&call);
+}
+
+/* ---- free
+ * --------------------------------------------------------------------------------------------------------------
+ */
+
+static void free_memory(enum tp_hook hook, struct tp_module *module,
+                        const struct cxx_string *protocol, void *address, uintptr_t extra) {
+    tp_real_free_plain real = (tp_real_free_plain)tp_next(hook, module);
+
+    if (tp_shim_config() && tp_segment_contains(address)) {
+        (void)tp_segment_restore(address);
+    }
+    if (real) {
+        real(protocol, address, extra);
+    }
+}
+
+void tp_hook_free_plain(const struct cxx_string *protocol, void *address, uintptr_t extra) {
+    free_memory(TP_HOOK_free_plain, tp_module_of(CALLER()), protocol, address, extra);
+}
+
+void tp_hook_free_flag(const struct cxx_string *protocol, void *address, uintptr_t extra) {
+    free_memory(TP_HOOK_free_flag, tp_module_of(CALLER()), protocol, address, extra);
+}
+
+void tp_hook_free_dma(const struct cxx_string *protocol, void *address, uintptr_t extra) {
+    free_memory(TP_HOOK_free_dma, tp_module_of(CALLER()), protocol, address, extra);
+}
+
+void tp_hook_free_mmap(void *address, size_t bytes) {
+    tp_real_free_mmap real = (tp_real_free_mmap)tp_next(TP_HOOK_free_mmap, tp_module_of(CALLER()));
+
+    if (tp_shim_config() && tp_segment_contains(address)) {
+        (void)tp_segment_restore(address);
+    }
+    if (real) {
+        real(address, bytes);
+    }
+}

@@ -2,8 +2,8 @@
 /*
  * Which object called: found from the return address, looked at once, remembered for ever.
  *
- * It must not know what the hooks do. It never holds a lock while it calls the dynamic linker: a module's constructors run under
- * the linker's lock and may call a hook.
+ * It must not know what the hooks do. It never holds a lock while it calls the dynamic linker: a
+ * module's constructors run under the linker's lock and may call a hook.
  */
 #include "shim/modules.h"
 
@@ -15,14 +15,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* std::vector<TransferRequest>::reserve, a weak symbol of store modules: called on an empty vector it shows the element size */
+/* std::vector<TransferRequest>::reserve, a weak symbol of store modules: called on an empty vector
+ * it shows the element size */
 #define RESERVE "_ZNSt6vectorIN8mooncake9Transport15TransferRequestESaIS2_EE7reserveEm"
 /* mooncake::tent::getMachineID[abi:cxx11](): only TENT builds have it */
 #define TENT_MARK "_ZN8mooncake4tent12getMachineIDB5cxx11Ev"
+/* mooncake::MultiTransport::allocateBatchID: every object with a transfer engine of its own has it
+ */
+#define ALLOCATE "_ZN8mooncake14MultiTransport15allocateBatchIDEm"
 
 static struct tp_module modules[TP_MODULES];
 static _Atomic unsigned module_count;
 static _Atomic(struct tp_module *) last_module;
+/* The bystander seen last (libstdc++, python): looking it up again would cost a walk over all
+ * objects. */
+static _Atomic uintptr_t bystander_low, bystander_high;
 static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
 
 bool tp_element_known(size_t bytes) {
@@ -65,12 +72,14 @@ static int find_range(struct dl_phdr_info *info, size_t size, void *arg) {
     return 1;
 }
 
-/* Is `symbol` in an object other than this library? (dlsym on the main program finds our own definition first.) */
+/* Is `symbol` in an object other than this library? (dlsym on the main program finds our own
+ * definition first.) */
 static bool foreign(const void *symbol) {
     Dl_info ours;
     Dl_info theirs;
 
-    return symbol && dladdr(&modules, &ours) && dladdr(symbol, &theirs) && theirs.dli_fbase != ours.dli_fbase;
+    return symbol && dladdr(&modules, &ours) && dladdr(symbol, &theirs) &&
+           theirs.dli_fbase != ours.dli_fbase;
 }
 
 static void *symbol_of(void *handle, const char *name) {
@@ -83,7 +92,8 @@ static bool set_in_environment(const char *name) {
     return value && *value;
 }
 
-/* Ask the module itself how large its TransferRequest is: reserve 16 on an empty vector, look, free. */
+/* Ask the module itself how large its TransferRequest is: reserve 16 on an empty vector, look,
+ * free. */
 static size_t measured_element(const struct tp_module *module) {
     void (*reserve)(struct cxx_vector *, size_t) = NULL;
     void *symbol = symbol_of(module->handle, RESERVE);
@@ -105,8 +115,10 @@ static size_t measured_element(const struct tp_module *module) {
 static void look_at(struct tp_module *module) {
     static const char *const store_marks[] = {
         "_ZN8mooncake6Client12MountSegmentEPKvm",
-        "_ZN8mooncake6Client12MountSegmentEPKvmRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
-        "_ZN8mooncake6Client12MountSegmentEPKvmRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESA_",
+        "_ZN8mooncake6Client12MountSegmentEPKvmRKNSt7__cxx1112basic_stringIcSt11char_"
+        "traitsIcESaIcEEE",
+        "_ZN8mooncake6Client12MountSegmentEPKvmRKNSt7__cxx1112basic_stringIcSt11char_"
+        "traitsIcESaIcEEESA_",
     };
     void *symbol = symbol_of(module->handle, "_Znwm");
 
@@ -123,20 +135,20 @@ static void look_at(struct tp_module *module) {
     if (bytes && !tp_element_known(bytes)) {
         module->layout_refused = true;
         tp_log(TP_LOG_WARN,
-               "%s: its TransferRequest has %zu bytes, known are 48, 56 and 72: this Mooncake is newer than Tidepool " TP_VERSION
-               " and runs as stock; upgrade Tidepool",
+               "%s: its TransferRequest has %zu bytes, known are 48, 56 and 72: this Mooncake is "
+               "newer than Tidepool " TP_VERSION " and runs as stock; upgrade Tidepool",
                module->path, bytes);
         return;
     }
     atomic_store(&module->element_bytes, bytes);
     tp_log(TP_LOG_DEBUG, "%s: %s module%s, TransferRequest of %zu bytes%s", module->path,
-           module->store ? "store" : "engine", module->tent ? " with TENT" : "", bytes, bytes ? "" : " (learned later)");
+           module->store ? "store" : "engine", module->tent ? " with TENT" : "", bytes,
+           bytes ? "" : " (learned later)");
 }
 
 /* Does this object carry a transfer engine, or link one? Bystanders (libstdc++, python) do not. */
 static bool concerns_us(void *handle) {
-    return symbol_of(handle, "_ZN8mooncake14TransferEngine11openSegmentERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE") ||
-           symbol_of(handle, "_ZN8mooncake14MultiTransport15allocateBatchIDEm");
+    return symbol_of(handle, ALLOCATE) != NULL;
 }
 
 static struct tp_module *add_module(const struct tp_module *found) {
@@ -168,20 +180,28 @@ static struct tp_module *new_module(const void *return_address) {
     found.high = search.high;
     strncpy(found.path, map->l_name[0] ? map->l_name : "the main program", sizeof(found.path) - 1);
     found.handle = dlopen(map->l_name[0] ? map->l_name : NULL, RTLD_NOLOAD | RTLD_LAZY);
-    if (!found.handle || !concerns_us(found.handle)) {
-        /* A program that links a shared engine finds our definition under its own handle: the next object has the original. */
-        if (!found.handle || map->l_name[0] || !foreign(dlsym(RTLD_NEXT, "_ZN8mooncake14MultiTransport15allocateBatchIDEm"))) {
-            return NULL;
-        }
+    /* A program that links a shared engine finds our definitions under its own handle: the
+     * originals are in the next object. */
+    bool main_program = map->l_name[0] == '\0';
+    if (!found.handle ||
+        (!concerns_us(found.handle) && !(main_program && foreign(dlsym(RTLD_NEXT, ALLOCATE))))) {
+        atomic_store(&bystander_low, found.low);
+        atomic_store(&bystander_high, found.high);
+        return NULL;
     }
     look_at(&found);
     return add_module(&found);
 }
 
+static bool known_bystander(uintptr_t address) {
+    return address >= atomic_load_explicit(&bystander_low, memory_order_relaxed) &&
+           address < atomic_load_explicit(&bystander_high, memory_order_relaxed);
+}
+
 struct tp_module *tp_module_of(const void *return_address) {
     struct tp_module *module = known_module((uintptr_t)return_address);
 
-    if (!module) {
+    if (!module && !known_bystander((uintptr_t)return_address)) {
         module = new_module(return_address);
     }
     if (!module) {

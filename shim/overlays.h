@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which Mooncake allocation is overlaid with shareable memory, by whom it is registered, and when
+ * the overlay ends.
+ *
+ * Life of an overlay: laid when Mooncake allocates a segment (or, for memory that comes from
+ * elsewhere, when it registers it); published when it is registered; withdrawn when it is
+ * unregistered, its contents staying, since Mooncake may still serve them over TCP; taken away when
+ * Mooncake frees the memory through a function that we see, or when the engine that registered it
+ * has been destroyed, which comes before a plain free() of the segments
+ * (RealClient::tearDownAll_internal).
+ */
+#ifndef TIDEPOOL_OVERLAYS_H
+#define TIDEPOOL_OVERLAYS_H
+
+#include <stddef.h>
+
+struct tp_config;
+
+/*
+ * `address` is about to be registered as remotely accessible by a store: make sure that it is
+ * overlaid. 0 also for memory that cannot be (it stays Mooncake's); negative when the configuration
+ * says that segments must be shared and it failed: the caller fails the registration. One line was
+ * logged.
+ */
+int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *config);
+
+/* `engine` has registered it: publish, and remember whose it is. */
+void tp_overlays_publish(const void *engine, void *address, const struct tp_config *config);
+
+/* Withdraw all that `engine` has published. */
+void tp_overlays_withdraw(const void *engine);
+
+/* `engine` is gone: take its overlays away. */
+void tp_overlays_end(const void *engine);
+
+#endif
