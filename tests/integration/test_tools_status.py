@@ -34,6 +34,7 @@ from tools_support import (
 )
 
 GIB = 1 << 30
+LIMIT_S = 4  # it waits for one second; the rest is for machines that are busy with other tests
 
 
 @pytest.fixture
@@ -161,12 +162,14 @@ def test_a_stopped_process_is_shown_and_does_not_hold_us_up(directory):
         os.kill(stopped.pid, signal.SIGSTOP)
         start = time.monotonic()
         code, report = status_json(directory)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < LIMIT_S
         assert code == 1 and report["totals"]["not_answering"] == 1 and report["totals"]["stores"] == 1
         assert [p["pid"] for p in report["processes"] if p["state"] == "not_answering"] == [stopped.pid]
         assert f"pid {stopped.pid}" in first_line(directory)[1] and "not answering" in first_line(directory)[1]
         os.kill(stopped.pid, signal.SIGCONT)
-        assert status_json(directory)[0] == 0
+        deadline = time.monotonic() + 10
+        while status_json(directory)[0] != 0:
+            assert time.monotonic() < deadline
 
 
 def test_a_stopped_process_with_a_full_backlog(directory):
@@ -186,7 +189,7 @@ def test_a_stopped_process_with_a_full_backlog(directory):
             waiting.append(connection)
         start = time.monotonic()
         _, report = status_json(directory)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < LIMIT_S
         assert [process["state"] for process in report["processes"]] == ["not_answering"]
 
 
@@ -323,7 +326,7 @@ def test_a_server_that_breaks_the_protocol_is_named_and_harms_nobody(directory, 
     with FakeProcess(directory, "s", raw=store_page()), FakeProcess(directory, answer=BAD[case]) as bad:
         start = time.monotonic()
         code, report = status_json(directory)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < LIMIT_S
         states = {process["instance"]: process for process in report["processes"]}
         assert states.pop(bad.id)["state"] == "broken"
         assert [process["state"] for process in states.values()] == ["live"]
@@ -340,7 +343,7 @@ def test_a_server_that_says_half(directory):
     with FakeProcess(directory, "s", answer=answer_with(message(WELCOME))):
         start = time.monotonic()
         _, report = status_json(directory)
-        assert 0.5 < time.monotonic() - start < 2
+        assert 0.5 < time.monotonic() - start < LIMIT_S
         assert [process["state"] for process in report["processes"]] == ["not_answering"]
 
 
