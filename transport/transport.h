@@ -34,8 +34,7 @@ struct tp_engine *tp_engine_find(const void *key, bool create);
 /* Let `alias` (a MultiTransport's address) name the engine as well. Idempotent, cheap. */
 void tp_engine_alias(struct tp_engine *engine, const void *alias);
 
-/* The object at `key` is gone: its handles are forgotten and the key may be reused by another
- * engine. */
+/* The object at `key` is gone. An engine ends with its last key: its handles are forgotten. */
 void tp_engine_forget(const void *key);
 
 /* If exactly one engine is known to this process, that one; else NULL. */
@@ -104,10 +103,12 @@ enum tp_plan {
 };
 
 struct tp_batch;
+struct part;
 
 /* A submit under way: on the shim's stack. */
 struct tp_submit {
     struct tp_batch *batch;
+    struct part *part;   /* of the batch: batch.c's own */
     uint32_t first_task;     /* of this submit within the batch */
     struct tp_requests rest; /* the requests for Mooncake, in order, copied whole (stride bytes
                                 each); lives until the batch is freed */
