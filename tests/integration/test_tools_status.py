@@ -89,8 +89,7 @@ def test_real_processes_are_shown_as_they_are(directory):
         assert shown[engine.pid]["counters"]["local_read_bytes"] == 3 * GIB
         assert "started for a test" in [event["text"] for event in shown[store.pid]["events"]]
         assert report["totals"]["stores"] == 1 and report["totals"]["engines"] == 1
-        # The engine has opened no store.
-        assert code == 1 and "attached to no store" in report["reasons"][0]
+        assert code == 0 and report["totals"]["attached_engines"] == 0
         text = tidepool("status", directory).stdout
         assert "test-store:1" in text and "publishes 8.0 MiB" in text and "started for a test" in text
 
@@ -145,6 +144,16 @@ def test_engines_without_a_store_and_stores_without_memory(directory):
         assert "there is no store" in first_line(directory)[1]
     with FakeProcess(directory, "s", raw=store_page(segments=())):
         assert "publishes no memory" in first_line(directory)[1]
+
+
+def test_an_engine_that_is_attached_to_nobody(directory):
+    with FakeProcess(directory, "s", raw=store_page()):
+        with FakeProcess(directory, raw=engine_page(peers=())):
+            assert "engine 10.0.0.1:16000" in first_line(directory)[1] and "no store" in first_line(directory)[1]
+        with FakeProcess(directory, raw=engine_page(peers=(), age=1)):
+            assert first_line(directory)[0] == 0
+        with FakeProcess(directory, raw=engine_page(peers=[peer_row(state=3)])):
+            assert first_line(directory)[0] == 1
 
 
 def test_a_directory_that_the_library_would_refuse(directory):

@@ -87,7 +87,7 @@ def page(roles=ENGINE, name=b"", program=b"test", pid=None, counters=None, segme
         b"\x11" * 16,
         os.getpid() if pid is None else pid,
         os.getuid(),
-        int(time.time()) - 100,
+        int(time.time()) - header.get("age", 100),
         roles,
         len(counter_names()),
         header.get("library_version", b"0.1.0"),
