@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 
@@ -168,7 +169,7 @@ def test_a_directory_that_the_library_would_refuse(directory):
 
 def test_a_stopped_process_is_shown_and_does_not_hold_us_up(directory):
     with RealProcess(directory, "store") as stopped, FakeProcess(directory, "s", raw=store_page()):
-        os.kill(stopped.pid, signal.SIGSTOP)
+        stopped.stop()
         start = time.monotonic()
         code, report = status_json(directory)
         assert time.monotonic() - start < LIMIT_S
@@ -183,9 +184,7 @@ def test_a_stopped_process_is_shown_and_does_not_hold_us_up(directory):
 
 def test_a_stopped_process_with_a_full_backlog(directory):
     with RealProcess(directory, "store") as stopped:
-        os.kill(stopped.pid, signal.SIGSTOP)
-        import socket
-
+        stopped.stop()
         waiting = []
         name = next(entry for entry in os.listdir(directory) if entry.endswith(".sock"))
         for _ in range(200):
