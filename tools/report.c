@@ -53,10 +53,27 @@ const char *report_slot_word(uint32_t state) {
     return state < sizeof(words) / sizeof(*words) ? words[state] : "unknown";
 }
 
+static bool has_segments(const struct tp_stats_page *page) {
+    for (size_t i = 0; i < TP_STATS_SEGMENTS; i++) {
+        uint32_t state = atomic_load(&page->segments[i].state);
+        if (state == TP_SLOT_STARTING || state == TP_SLOT_LIVE) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * The entry says what the process does, the page what it is configured for: an engine that may lend
+ * memory, but was set up without any, is no store.
+ */
 uint32_t report_roles(const struct scan_entry *entry) {
-    uint32_t roles =
-        entry->page ? atomic_load(&entry->page->roles) & (TP_ROLE_STORE | TP_ROLE_ENGINE) : 0;
-    return roles ? roles : entry->kind == 's' ? TP_ROLE_STORE : TP_ROLE_ENGINE;
+    uint32_t configured = entry->page ? atomic_load(&entry->page->roles) : 0;
+
+    if (entry->kind == 's') {
+        return TP_ROLE_STORE | (configured & TP_ROLE_ENGINE);
+    }
+    return TP_ROLE_ENGINE | (entry->page && has_segments(entry->page) ? TP_ROLE_STORE : 0);
 }
 
 __attribute__((format(printf, 2, 3))) static void add_reason(struct report *report,

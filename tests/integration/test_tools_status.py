@@ -119,6 +119,13 @@ def test_a_process_with_both_sockets_is_shown_once(directory):
         assert report["totals"]["stores"] == report["totals"]["engines"] == 1
 
 
+def test_an_engine_that_could_lend_memory_but_does_not_is_no_store(directory):
+    with FakeProcess(directory, "s", raw=store_page()), FakeProcess(directory, raw=engine_page(roles=STORE | ENGINE)):
+        code, report = status_json(directory)
+        assert code == 0
+        assert [process["roles"] for process in report["processes"]] == [["store"], ["engine"]]
+
+
 # ---- what needs attention
 
 
