@@ -57,7 +57,19 @@ enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t byte
 /* Add to the peer's own counters (tidepool status shows them by peer). */
 void tp_peer_count(struct tp_peer *peer, bool write, uint64_t bytes);
 
-int tp_peer_start(const char *socket_dir);
+/*
+ * The live peer that a segment name stands for, with a reference held, or NULL. Remembers the answer in the name, so that a
+ * batch costs two loads. *ret_gone (set only on NULL) says that there was one once.
+ */
+struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone);
+
+/*
+ * Start and end the thread that looks for stores in config->engine.socket_dir. A missing directory is no error: the thread
+ * looks for it each second. `reap` is called from the thread while a dead store's memory is still referred to: it lets go of
+ * the references of copies that have ended and that nobody has asked about.
+ */
+int tp_peer_start(const struct tp_config *config);
 void tp_peer_stop(void);
+void tp_peer_set_reaper(void (*reap)(void));
 
 #endif

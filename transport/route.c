@@ -1,3 +1,92 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* route */
-#include "transport/transport.h"
+/*
+ * Where is this byte here: from a segment name to the peer that bears it, and from an address in the store to one in this
+ * process. No locks, no system calls, except to wake the peer thread after a miss.
+ *
+ * It must not know: batches, sockets.
+ */
+#include <time.h>
+
+#include "env/env.h"
+#include "transport/peer.h"
+#include "transport/slot.h"
+
+#define SAY_AFTER_MS 3000 /* time for a store that is being attached, before its name is called foreign */
+
+#define SLOT_BITS 6
+_Static_assert(TP_PEERS == 1 << SLOT_BITS, "a slot's number fits the low bits of a name's memory");
+
+/* The chosen path, once a name: nobody should have to guess that transfers went the long way. */
+static void say_foreign(struct tp_name *name) {
+    struct timespec now;
+    if (!tp_log_on(TP_LOG_INFO) || clock_gettime(CLOCK_MONOTONIC, &now) != 0)
+        return;
+    uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    uint64_t opened_ms = atomic_load_explicit(&name->opened_ms, memory_order_relaxed);
+    if (opened_ms == 0 || now_ms < opened_ms + SAY_AFTER_MS)
+        return;
+    tp_log_once(&name->said, TP_LOG_INFO,
+                "segment %s is not a Tidepool store of this host: its transfers are left to Mooncake",
+                name->text);
+}
+
+struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone) {
+    uint64_t known = atomic_load_explicit(&name->peer, memory_order_relaxed);
+    uint32_t slot = known & (TP_PEERS - 1);
+    uint64_t generation = known >> SLOT_BITS;
+    struct tp_peer *peer = tp_peer_acquire(slot, generation);
+    if (peer)
+        return peer;
+    uint64_t epoch = tp_peer_epoch();
+    if (atomic_load_explicit(&name->miss_epoch, memory_order_relaxed) != epoch + 1) {
+        peer = tp_peer_find(name, &slot, &generation);
+        if (peer) {
+            atomic_store_explicit(&name->peer, generation << SLOT_BITS | slot,
+                                  memory_order_relaxed);
+            return peer;
+        }
+        atomic_store_explicit(&name->miss_epoch, epoch + 1, memory_order_relaxed);
+    }
+    if (known == 0)
+        say_foreign(name);
+    *ret_gone = known != 0;
+    return NULL;
+}
+
+/* Is every piece of [inside, inside + bytes) mapped? Otherwise the first that is not goes to the front of the queue. */
+static bool pieces_mapped(struct tp_peer_segment *segment, uint64_t inside, uint64_t bytes) {
+    const struct tp_msg_segment *message = &segment->message;
+    if (atomic_load_explicit(&segment->mapped_count, memory_order_acquire) ==
+        message->piece_count)
+        return true;
+    uint64_t last = (inside + bytes - 1) / message->piece_bytes;
+    for (uint64_t i = inside / message->piece_bytes; i <= last; i++) {
+        if (atomic_load_explicit(&segment->mapped[i], memory_order_acquire))
+            continue;
+        if (atomic_exchange_explicit(&segment->wanted, (uint32_t)i + 1, memory_order_relaxed) !=
+            i + 1)
+            tp_peer_kick();
+        return false;
+    }
+    return true;
+}
+
+enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t bytes,
+                            void **ret_address) {
+    uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
+    for (uint32_t i = 0; i < high; i++) {
+        struct tp_peer_segment *segment = &peer->segments[i];
+        if (atomic_load(&segment->state) != TP_SEGMENT_LIVE)
+            continue;
+        const struct tp_msg_segment *message = &segment->message;
+        if (offset < message->base || bytes > message->bytes ||
+            offset - message->base > message->bytes - bytes)
+            continue;
+        uint64_t inside = offset - message->base;
+        if (!pieces_mapped(segment, inside, bytes))
+            return TP_ROUTE_NOT_IMPORTED;
+        *ret_address = segment->address + inside;
+        return TP_ROUTE_OK;
+    }
+    return TP_ROUTE_OUT_OF_RANGE;
+}

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The mappings of one published segment: reserve the whole range of addresses at once, so that what is contiguous in the store
+ * is contiguous here, and fill it piece by piece.
+ *
+ * It must not know: connections, names, batches. All of it runs in the peer thread.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "env/env.h"
+#include "transport/slot.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+#define HUGE_BYTES (UINT64_C(2) << 20)
+#define RESERVE_LIMIT (UINT64_C(1) << 45) /* 32 TiB: an eighth of what a process can address */
+/* Page tables of 16 MiB in 4 KiB pages take about a millisecond, and the thread has connections to look after. */
+#define PREFAULT_BYTES (UINT64_C(16) << 20)
+
+static void segment_free(struct tp_peer_segment *segment) {
+    free(segment->mapped);
+    free(segment->asked);
+    segment->mapped = NULL;
+    segment->asked = NULL;
+    segment->reserved = NULL;
+    segment->address = NULL;
+    segment->reserved_bytes = 0;
+}
+
+int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segment *message) {
+    /* Hugetlb files can be mapped only at multiples of their page; ordinary memory gets huge pages only at multiples of 2 MiB. */
+    uint64_t align = message->page_bytes > HUGE_BYTES ? message->page_bytes : HUGE_BYTES;
+    if (message->map_bytes > RESERVE_LIMIT || align > RESERVE_LIMIT)
+        return -E2BIG;
+    segment->message = *message;
+    segment->mapped = calloc(message->piece_count, sizeof(*segment->mapped));
+    segment->asked = calloc(message->piece_count, sizeof(*segment->asked));
+    if (!segment->mapped || !segment->asked) {
+        segment_free(segment);
+        return -ENOMEM;
+    }
+    segment->reserved_bytes = message->map_bytes + align;
+    void *reserved = mmap(NULL, segment->reserved_bytes, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved == MAP_FAILED) {
+        int error = errno;
+        segment_free(segment);
+        return -error;
+    }
+    segment->reserved = reserved;
+    segment->address = (char *)(((uintptr_t)reserved + align - 1) & ~(uintptr_t)(align - 1));
+    segment->next_piece = 0;
+    segment->prefault_piece = 0;
+    segment->prefault_offset = 0;
+    atomic_store(&segment->mapped_count, 0);
+    atomic_store(&segment->wanted, 0);
+    return 0;
+}
+
+/* Is `fd` memory of this size that cannot be taken away under us? */
+static int piece_check(int fd, uint64_t bytes) {
+    struct stat status;
+    if (fstat(fd, &status) != 0)
+        return -errno;
+    if (!S_ISREG(status.st_mode) || status.st_size < 0 || (uint64_t)status.st_size != bytes)
+        return -EPROTO;
+    /*
+     * Files of tmpfs and hugetlbfs, also unlinked ones, read as F_SEAL_SEAL alone and cannot be sealed. A memfd that could have
+     * been sealed against shrinking and was not could be cut off during a copy.
+     */
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals >= 0 && !(seals & (F_SEAL_SHRINK | F_SEAL_SEAL)))
+        return -EPROTO;
+    return 0;
+}
+
+int tp_import_piece(struct tp_peer_segment *segment, uint32_t index, int fd) {
+    const struct tp_msg_segment *message = &segment->message;
+    uint64_t bytes = tp_wire_piece_bytes(message, index);
+    if (bytes == 0 || atomic_load(&segment->mapped[index]))
+        return -EPROTO;
+    int error = piece_check(fd, bytes);
+    if (error)
+        return error;
+    char *at = segment->address + (uint64_t)index * message->piece_bytes;
+    if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+        return -errno;
+    if (message->page_bytes < HUGE_BYTES)
+        (void)madvise(at, bytes, MADV_HUGEPAGE); /* the kernel may be built or told not to */
+    /* A child could outlive us and keep a dead store's pages; a core file of a store's size helps nobody. */
+    (void)madvise(at, bytes, MADV_DONTFORK);
+    (void)madvise(at, bytes, MADV_DONTDUMP);
+    atomic_store_explicit(&segment->mapped[index], 1, memory_order_release);
+    atomic_fetch_add_explicit(&segment->mapped_count, 1, memory_order_release);
+    return 0;
+}
+
+bool tp_import_prefault(struct tp_peer_segment *segment) {
+    const struct tp_msg_segment *message = &segment->message;
+    uint32_t piece = segment->prefault_piece;
+    if (piece >= message->piece_count || !atomic_load(&segment->mapped[piece]))
+        return false;
+    uint64_t bytes = tp_wire_piece_bytes(message, piece);
+    uint64_t left = bytes - segment->prefault_offset;
+    uint64_t slice = left;
+    if (message->page_bytes < HUGE_BYTES && slice > PREFAULT_BYTES)
+        slice = PREFAULT_BYTES;
+    char *at = segment->address + (uint64_t)piece * message->piece_bytes + segment->prefault_offset;
+    if (madvise(at, slice, MADV_POPULATE_WRITE) != 0) {
+        /* An older kernel, or memory that the store has not filled: faults at first use do the same work later. */
+        segment->prefault_piece = errno == EINVAL ? message->piece_count : piece + 1;
+        segment->prefault_offset = 0;
+        return segment->prefault_piece < message->piece_count;
+    }
+    segment->prefault_offset += slice;
+    if (segment->prefault_offset == bytes) {
+        segment->prefault_piece++;
+        segment->prefault_offset = 0;
+    }
+    return true;
+}
+
+void tp_import_drop(struct tp_peer_segment *segment) {
+    if (segment->reserved)
+        munmap(segment->reserved, segment->reserved_bytes);
+    segment_free(segment);
+    atomic_store(&segment->state, TP_SEGMENT_EMPTY);
+}

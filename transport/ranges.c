@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Registered ranges. Asking the driver whose memory a pointer is costs more than planning the whole request, so the answer is
+ * kept with the range that Mooncake was told of.
+ *
+ * A sorted table of atomics under a sequence count: readers take no lock, and when a registration is under way they ask the
+ * driver instead of waiting.
+ *
+ * It must not know: batches, peers.
+ */
+#include "transport/ranges.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "env/env.h"
+#include "transport/transport.h"
+
+#define RANGES 4096 /* further ones cost a driver call a request */
+
+struct range {
+    _Atomic uintptr_t first, end;
+    _Atomic int memory; /* enum tp_memory; UNKNOWN until the first use */
+};
+
+static struct range ranges[RANGES];
+static _Atomic uint32_t range_count;
+static _Atomic uint32_t range_sequence; /* odd while the table is being changed */
+static pthread_mutex_t range_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* The last range that starts at or below `address`, -1 for none. */
+static long range_search(uintptr_t address) {
+    uint32_t low = 0;
+    uint32_t high = atomic_load_explicit(&range_count, memory_order_relaxed);
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (atomic_load_explicit(&ranges[middle].first, memory_order_relaxed) <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return (long)low - 1;
+}
+
+static void range_copy(struct range *to, const struct range *from) {
+    atomic_store_explicit(&to->first, atomic_load_explicit(&from->first, memory_order_relaxed),
+                          memory_order_relaxed);
+    atomic_store_explicit(&to->end, atomic_load_explicit(&from->end, memory_order_relaxed),
+                          memory_order_relaxed);
+    atomic_store_explicit(&to->memory, atomic_load_explicit(&from->memory, memory_order_relaxed),
+                          memory_order_relaxed);
+}
+
+static void write_begin(void) {
+    pthread_mutex_lock(&range_lock);
+    atomic_fetch_add_explicit(&range_sequence, 1, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+static void write_end(void) {
+    atomic_fetch_add_explicit(&range_sequence, 1, memory_order_seq_cst);
+    pthread_mutex_unlock(&range_lock);
+}
+
+/* Between write_begin and write_end. */
+static void range_remove(long index) {
+    uint32_t count = atomic_load_explicit(&range_count, memory_order_relaxed);
+    for (uint32_t i = (uint32_t)index; i + 1 < count; i++)
+        range_copy(&ranges[i], &ranges[i + 1]);
+    atomic_store_explicit(&range_count, count - 1, memory_order_relaxed);
+}
+
+void tp_register_range(const void *address, size_t bytes, const char *location) {
+    uintptr_t first = (uintptr_t)address;
+    if (!first || !bytes || first + bytes < first || tp_inert())
+        return;
+    /* Only the hint of a GPU is taken at its word: a wrong one costs speed. A wrong "cpu" would cost the process. */
+    bool device = location && strncmp(location, "cuda", 4) == 0;
+    write_begin();
+    long before = range_search(first);
+    if (before >= 0 && atomic_load_explicit(&ranges[before].first, memory_order_relaxed) == first) {
+        range_remove(before);
+        before--;
+    }
+    uint32_t count = atomic_load_explicit(&range_count, memory_order_relaxed);
+    if (count < RANGES) {
+        for (long i = (long)count; i > before + 1; i--)
+            range_copy(&ranges[i], &ranges[i - 1]);
+        struct range *range = &ranges[before + 1];
+        atomic_store_explicit(&range->first, first, memory_order_relaxed);
+        atomic_store_explicit(&range->end, first + bytes, memory_order_relaxed);
+        atomic_store_explicit(&range->memory, device ? TP_MEMORY_DEVICE : TP_MEMORY_UNKNOWN,
+                              memory_order_relaxed);
+        atomic_store_explicit(&range_count, count + 1, memory_order_relaxed);
+    }
+    write_end();
+}
+
+void tp_unregister_range(const void *address) {
+    if (!address || tp_inert())
+        return;
+    write_begin();
+    long index = range_search((uintptr_t)address);
+    if (index >= 0 &&
+        atomic_load_explicit(&ranges[index].first, memory_order_relaxed) == (uintptr_t)address)
+        range_remove(index);
+    write_end();
+}
+
+/* What the table says of the range around `address`; false when there is none or it was being changed. */
+static bool range_read(uintptr_t address, struct tp_range_hint *ret_hint) {
+    uint32_t before = atomic_load_explicit(&range_sequence, memory_order_acquire);
+    if (before & 1)
+        return false;
+    struct tp_range_hint found = {0};
+    long index = range_search(address);
+    if (index >= 0) {
+        found.first = atomic_load_explicit(&ranges[index].first, memory_order_relaxed);
+        found.end = atomic_load_explicit(&ranges[index].end, memory_order_relaxed);
+        found.memory =
+            (enum tp_memory)atomic_load_explicit(&ranges[index].memory, memory_order_relaxed);
+    }
+    atomic_thread_fence(memory_order_acquire);
+    if (atomic_load_explicit(&range_sequence, memory_order_relaxed) != before)
+        return false;
+    if (address < found.first || address >= found.end)
+        return false;
+    *ret_hint = found;
+    return true;
+}
+
+/* Keep the driver's answer with the range, if it is still the same one. */
+static void range_learn(const struct tp_range_hint *hint) {
+    pthread_mutex_lock(&range_lock);
+    long index = range_search(hint->first);
+    if (index >= 0 &&
+        atomic_load_explicit(&ranges[index].first, memory_order_relaxed) == hint->first &&
+        atomic_load_explicit(&ranges[index].end, memory_order_relaxed) == hint->end)
+        atomic_store_explicit(&ranges[index].memory, (int)hint->memory, memory_order_relaxed);
+    pthread_mutex_unlock(&range_lock);
+}
+
+enum tp_memory tp_range_memory(const void *address, uint64_t bytes, struct tp_range_hint *hint) {
+    uintptr_t first = (uintptr_t)address;
+    if (first >= hint->first && first < hint->end && bytes <= hint->end - first)
+        return hint->memory;
+    struct tp_range_hint found;
+    if (!range_read(first, &found) || bytes > found.end - first)
+        return tp_cuda_classify(address, NULL);
+    if (found.memory == TP_MEMORY_UNKNOWN) {
+        found.memory = tp_cuda_classify(address, NULL);
+        if (found.memory != TP_MEMORY_UNKNOWN)
+            range_learn(&found);
+    }
+    *hint = found;
+    return found.memory;
+}
