@@ -1,3 +1,157 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where this process runs. */
+/*
+ * Where this process runs and whom it may trust with a directory.
+ * It must not know: what is put into the directory, who asks for the identity.
+ */
 #include "env/env.h"
+#include "env/host_files.h"
+#include "env/text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* What a line of text may show of a path: enough to recognise it, short enough for a line. */
+#define SHOWN_PATH "%.96s%s"
+#define SHOW_PATH(path) (path), strlen(path) > 96 ? "..." : ""
+
+int tp_host_identity(bool boot_id_only, char ret_identity[static 96]) {
+    char boot_id[40], machine_id[56];
+    int rc = tp_host_read_text("/proc/sys/kernel/random/boot_id", boot_id, sizeof(boot_id));
+
+    if (rc < 0)
+        return rc;
+    if (!boot_id[0])
+        return -ENODATA;
+    if (boot_id_only || tp_host_read_text("/etc/machine-id", machine_id, sizeof(machine_id)) < 0)
+        machine_id[0] = '\0';
+    /* Without a machine-id TENT's form is the boot_id alone; containers often have none. */
+    tp_text_format(ret_identity, 96, "%s%s%s", boot_id, machine_id[0] ? ":" : "", machine_id);
+    return 0;
+}
+
+int tp_random_id(uint8_t ret_id[static 16]) {
+    uint8_t id[16];
+
+    for (size_t done = 0; done < sizeof(id);) {
+        ssize_t got = getrandom(id + done, sizeof(id) - done, 0);
+
+        if (got < 0 && errno != EINTR)
+            return -errno;
+        if (got > 0)
+            done += (size_t)got;
+    }
+    memcpy(ret_id, id, sizeof(id));
+    return 0;
+}
+
+uint64_t tp_host_netns(void) {
+    struct stat status;
+
+    return stat("/proc/self/ns/net", &status) == 0 ? (uint64_t)status.st_ino : 0;
+}
+
+static bool owner_allowed(uid_t owner, const struct tp_config *config) {
+    if (owner == 0 || owner == geteuid())
+        return true;
+    for (unsigned i = 0; config && i < config->allow_uid_count && i < TP_MAX_UIDS; i++) {
+        if (config->allow_uids[i] == owner)
+            return true;
+    }
+    return false;
+}
+
+/* The line for an open that failed; the directory's owner and mode where they can be seen. */
+static void describe_failure(const char *path, int error, char *ret_error, size_t error_bytes) {
+    struct stat status;
+    const char *text = strerrordesc_np(error);
+
+    if (!text)
+        text = "unknown error";
+    if (error == ENOENT)
+        tp_text_format(
+            ret_error, error_bytes,
+            "directory " SHOWN_PATH
+            ": no such directory (our uid %u); create it, or mount it into this container",
+            SHOW_PATH(path), geteuid());
+    else if (error == ENOTDIR)
+        tp_text_format(ret_error, error_bytes, SHOWN_PATH " is not a directory; name a directory",
+                       SHOW_PATH(path));
+    else if (stat(path, &status) == 0)
+        tp_text_format(
+            ret_error, error_bytes,
+            "directory " SHOWN_PATH
+            " (owner uid %u, mode %04o) as uid %u: %s; chown it to uid %u or run as its owner",
+            SHOW_PATH(path), status.st_uid, status.st_mode & 07777U, geteuid(), text, geteuid());
+    else
+        tp_text_format(ret_error, error_bytes,
+                       "directory " SHOWN_PATH
+                       " as uid %u: %s; allow this uid to pass and read its parent directories",
+                       SHOW_PATH(path), geteuid(), text);
+}
+
+static int check_status(const char *path, const struct stat *status, const struct tp_config *config,
+                        char *ret_error, size_t error_bytes) {
+    unsigned mode = status->st_mode & 07777U;
+
+    if (!owner_allowed(status->st_uid, config)) {
+        tp_text_format(
+            ret_error, error_bytes,
+            "directory " SHOWN_PATH
+            " belongs to uid %u (mode %04o), not to root or our uid %u; chown it, or list "
+            "that uid in TIDEPOOL_ALLOW_UIDS",
+            SHOW_PATH(path), status->st_uid, mode, geteuid());
+        return -EPERM;
+    }
+    if (mode & S_IWOTH) {
+        tp_text_format(
+            ret_error, error_bytes,
+            "directory " SHOWN_PATH
+            " (owner uid %u, mode %04o) may be written by every user, our uid is %u; chmod "
+            "o-w it, or name a sub-directory",
+            SHOW_PATH(path), status->st_uid, mode, geteuid());
+        return -EPERM;
+    }
+    return 0;
+}
+
+int tp_host_open_dir(const char *path, bool create, const struct tp_config *config, char *ret_error,
+                     size_t error_bytes) {
+    struct stat status;
+    int fd, rc;
+
+    if (path[0] != '/') {
+        tp_text_format(ret_error, error_bytes,
+                       "directory \"" SHOWN_PATH "\" is not an absolute path", SHOW_PATH(path));
+        return -EINVAL;
+    }
+    if (create && mkdir(path, 0700) != 0 && errno != EEXIST) {
+        rc = -errno;
+        tp_text_format(ret_error, error_bytes,
+                       "cannot create directory " SHOWN_PATH
+                       " as uid %u: %s; create it first, mode 0700",
+                       SHOW_PATH(path), geteuid(),
+                       strerrordesc_np(-rc) ? strerrordesc_np(-rc) : "unknown error");
+        return rc;
+    }
+    fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        rc = -errno;
+        describe_failure(path, -rc, ret_error, error_bytes);
+        return rc;
+    }
+    rc = fstat(fd, &status) == 0 ? 0 : -errno;
+    if (rc < 0)
+        describe_failure(path, -rc, ret_error, error_bytes);
+    else
+        rc = check_status(path, &status, config, ret_error, error_bytes);
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
+    return fd;
+}

@@ -1,3 +1,111 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pieces of anonymous memory. */
-#include "segment/segment.h"
+/*
+ * Pieces of anonymous memory: memfds, on huge pages of the kernel's pool when asked for and there,
+ * else on ordinary pages with advice for transparent huge ones.
+ *
+ * It must not know: addresses of segments, who maps them, the server.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/memfd.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "env/env.h"
+#include "segment/backing.h"
+#include "segment/hugepages.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#endif
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21U << 26)
+#endif
+
+#define SMALL_PAGE UINT64_C(4096)
+#define HUGE_PAGE (UINT64_C(2) << 20)
+
+/* True when the segment can lie on 2 MiB pages; otherwise one line said why it will not. */
+static bool hugepages_possible(const struct tp_need *need) {
+    struct tp_shortage shortage;
+    if (need->address % HUGE_PAGE != 0) {
+        tp_log(TP_LOG_WARN,
+               "TIDEPOOL_HUGEPAGES=1: the segment at %#" PRIx64
+               " is not aligned to 2 MiB; it gets ordinary pages",
+               need->address);
+        return false;
+    }
+    if (need->bytes < HUGE_PAGE)
+        return false;
+    if (tp_hugepages_fit(need, HUGE_PAGE, &shortage))
+        return true;
+    char where[32] = "";
+    if (shortage.node >= 0)
+        snprintf(where, sizeof where, " on node %d", shortage.node);
+    tp_log(TP_LOG_WARN,
+           "TIDEPOOL_HUGEPAGES=1: the segment needs %" PRIu64 " pages of 2 MiB%s and %" PRIu64
+           " are free (vm.nr_hugepages); it gets ordinary pages",
+           shortage.need_pages, where, shortage.free_pages);
+    return false;
+}
+
+static int memfd_open(const struct tp_config *config, const struct tp_need *need,
+                      struct tp_backing *ret_backing) {
+    bool huge = config->store.hugepages && hugepages_possible(need);
+    *ret_backing = (struct tp_backing){.ops = &tp_backing_memfd,
+                                       .page_bytes = huge ? HUGE_PAGE : SMALL_PAGE,
+                                       .hugetlb = huge,
+                                       .reserve_first = huge,
+                                       .advise_thp = !huge,
+                                       .dir_fd = -1};
+    snprintf(ret_backing->detail, sizeof ret_backing->detail, "%s",
+             huge ? "memfd, 2 MiB pages" : "memfd, THP advised");
+    if (need->address % SMALL_PAGE != 0) {
+        tp_log(TP_LOG_ERROR, "segment at %#" PRIx64 " is not aligned to 4096 bytes: not shared",
+               need->address);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+/* The flags that this kernel takes: MFD_NOEXEC_SEAL is refused with EINVAL before Linux 6.3. */
+static int make_memfd(bool huge) {
+    unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+    if (huge)
+        flags |= MFD_HUGETLB | MFD_HUGE_2MB;
+    int fd = memfd_create("tidepool-segment", flags | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL)
+        fd = memfd_create("tidepool-segment", flags);
+    return fd < 0 ? -errno : fd;
+}
+
+static int memfd_create_piece(struct tp_backing *backing, uint64_t bytes, int *ret_fd) {
+    int fd = make_memfd(backing->hugetlb);
+    if (fd < 0)
+        return fd;
+    /*
+     * The size is final before anyone can see the piece: a reader needs no guard against SIGBUS.
+     * F_SEAL_SEAL so that no reader can add F_SEAL_WRITE, which would stop the store itself.
+     */
+    if (ftruncate(fd, (off_t)bytes) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+        int result = -errno;
+        close(fd);
+        return result;
+    }
+    *ret_fd = fd;
+    return 0;
+}
+
+static void memfd_close(struct tp_backing *backing) {
+    (void)backing;
+}
+
+const struct tp_backing_ops tp_backing_memfd = {
+    .wire_kind = TP_WIRE_MMAP,
+    .open = memfd_open,
+    .create = memfd_create_piece,
+    .close = memfd_close,
+};

@@ -1,3 +1,351 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of overlays and published ranges. */
+/*
+ * The table of overlays: which ranges are shareable memory, and which of them are published.
+ *
+ * It must not know: what pieces are made of (backing.h), how they are built (pieces.c), or who is
+ * connected (server.c).
+ *
+ * fork. A child must not keep the store's memory alive after the store has died, and must not crash
+ * when it merely exits and runs destructors on the way. So overlays are MADV_DONTFORK, and the
+ * child's handler lays private anonymous memory over the holes and closes the pieces' fds: a child
+ * that touches the range reads zeros, its writes reach nobody, and free() of the range (malloc's
+ * header lies in the page before, which the child has) unmaps it as usual. The handler does nothing
+ * but mmap and close. A fork between the overlay and its MADV_DONTFORK leaves the child the shared
+ * mapping: harmless but for the memory.
+ */
 #include "segment/segment.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "env/env.h"
+#include "env/stats.h"
+#include "segment/pieces.h"
+#include "segment/server.h"
+#include "segment/table.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+enum overlay_state { FREE, BUILDING, READY, LEAVING };
+
+/*
+ * | field        | written by                 | read by                                  |
+ * |--------------|----------------------------|------------------------------------------|
+ * | base, bytes  | under the lock, base last  | anyone, without the lock; base 0: nothing |
+ * | the rest     | under the lock             | under the lock; a forked child            |
+ */
+struct overlay {
+    _Atomic uintptr_t base;
+    _Atomic uintptr_t bytes;
+    enum overlay_state state;
+    uintptr_t claimed, claimed_bytes; /* the range while it is not FREE: overlaps are refused */
+    uint64_t id;
+    bool published;
+    struct tp_pieces pieces;
+};
+
+static struct overlay table[TP_WIRE_MAX_SEGMENTS];
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t last_id; /* under the lock; ids are never reused */
+
+/* Bounds of all overlays there ever were: most addresses fail two compares. */
+static _Atomic uintptr_t lowest = UINTPTR_MAX;
+static _Atomic uintptr_t highest;
+
+static void forked_child(void) {
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
+        struct overlay *overlay = &table[i];
+        uintptr_t base = atomic_load(&overlay->base);
+        if (base == 0)
+            continue;
+        (void)mmap((void *)base, atomic_load(&overlay->bytes), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+        for (uint32_t k = 0; k < overlay->pieces.count; k++)
+            close(overlay->pieces.fds[k]);
+        atomic_store(&overlay->base, 0);
+    }
+}
+
+static void prepare(void) {
+    int page;
+    (void)tp_stats_open(&page); /* before the first slot of it is written */
+    tp_fork_guard();
+    (void)pthread_atfork(NULL, NULL, forked_child);
+}
+
+bool tp_segment_contains(const void *address) {
+    uintptr_t wanted = (uintptr_t)address;
+    if (wanted < atomic_load_explicit(&lowest, memory_order_relaxed) ||
+        wanted >= atomic_load_explicit(&highest, memory_order_relaxed))
+        return false;
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
+        uintptr_t base = atomic_load_explicit(&table[i].base, memory_order_acquire);
+        uintptr_t bytes = atomic_load_explicit(&table[i].bytes, memory_order_acquire);
+        /* The slot may be reused between the two loads: the base must still be the same. */
+        if (base != 0 && wanted - base < bytes &&
+            atomic_load_explicit(&table[i].base, memory_order_relaxed) == base)
+            return true;
+    }
+    return false;
+}
+
+/* Under the lock. */
+static void widen_bounds(uintptr_t base, uintptr_t bytes) {
+    if (base < atomic_load(&lowest))
+        atomic_store(&lowest, base);
+    if (base + bytes > atomic_load(&highest))
+        atomic_store(&highest, base + bytes);
+}
+
+/* Under the lock: the finished overlay that starts at `address`. */
+static struct overlay *find_ready(const void *address) {
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
+        if (table[i].state == READY && table[i].claimed == (uintptr_t)address)
+            return &table[i];
+    }
+    return NULL;
+}
+
+/* Under the lock. */
+static struct overlay *find_published(uint64_t segment_id) {
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
+        if (table[i].published && table[i].id == segment_id)
+            return &table[i];
+    }
+    return NULL;
+}
+
+/* Take a slot for a range that overlaps no other. */
+static int claim(uintptr_t address, size_t bytes, struct overlay **ret_overlay,
+                 uint64_t *ret_held) {
+    struct overlay *found = NULL;
+    uint64_t held = 0;
+    int result = 0;
+    pthread_mutex_lock(&table_lock);
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
+        struct overlay *overlay = &table[i];
+        if (overlay->state == FREE) {
+            if (found == NULL)
+                found = overlay;
+            continue;
+        }
+        held += overlay->pieces.count;
+        if (address < overlay->claimed + overlay->claimed_bytes &&
+            overlay->claimed < address + bytes)
+            result = -EEXIST;
+    }
+    if (result == 0 && found == NULL)
+        result = -ENOSPC;
+    if (result == 0) {
+        found->state = BUILDING;
+        found->claimed = address;
+        found->claimed_bytes = bytes;
+        *ret_overlay = found;
+        *ret_held = held;
+    }
+    pthread_mutex_unlock(&table_lock);
+    return result;
+}
+
+static void say_unclaimed(int error, const void *address) {
+    if (error == -EEXIST)
+        tp_log(TP_LOG_ERROR, "segment at %p overlaps one that is shared already", address);
+    else
+        tp_log(TP_LOG_ERROR, "segment at %p: a process can share %d segments, all in use", address,
+               TP_WIRE_MAX_SEGMENTS);
+}
+
+/* Under the lock. `state` is written last: readers of the page look at it first. */
+static void show(const struct overlay *overlay, enum tp_slot_state state) {
+    struct tp_stats_segment *slot = &tp_stats_page()->segments[overlay - table];
+    const struct tp_pieces *pieces = &overlay->pieces;
+    if (state == TP_SLOT_STARTING) {
+        slot->kind = tp_config()->store.kind;
+        slot->base = (uintptr_t)pieces->base;
+        slot->bytes = pieces->bytes;
+        slot->page_bytes = pieces->page_bytes;
+        slot->piece_bytes = pieces->piece_bytes;
+        slot->pieces = pieces->count;
+        slot->nodes = pieces->node_count;
+        memcpy(slot->detail, pieces->detail, sizeof slot->detail);
+    }
+    atomic_store_explicit(&slot->state, state, memory_order_release);
+}
+
+static void enter(struct overlay *overlay, const struct tp_pieces *pieces) {
+    pthread_mutex_lock(&table_lock);
+    overlay->pieces = *pieces;
+    overlay->id = ++last_id;
+    overlay->state = READY;
+    widen_bounds((uintptr_t)pieces->base, pieces->bytes);
+    atomic_store_explicit(&overlay->bytes, pieces->bytes, memory_order_release);
+    atomic_store_explicit(&overlay->base, (uintptr_t)pieces->base, memory_order_release);
+    show(overlay, TP_SLOT_STARTING);
+    pthread_mutex_unlock(&table_lock);
+    (void)madvise(pieces->base, pieces->bytes, MADV_DONTFORK);
+}
+
+static void unclaim(struct overlay *overlay) {
+    pthread_mutex_lock(&table_lock);
+    overlay->pieces = (struct tp_pieces){0};
+    overlay->state = FREE;
+    pthread_mutex_unlock(&table_lock);
+}
+
+int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
+                       const struct tp_config *config) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct overlay *overlay = NULL;
+    struct tp_pieces pieces;
+    uint64_t held = 0;
+    if (tp_inert())
+        return -ECHILD;
+    pthread_once(&once, prepare);
+    int result = bytes > UINTPTR_MAX - (uintptr_t)address ? -EINVAL : 0;
+    if (result < 0) {
+        tp_log(TP_LOG_ERROR, "segment at %p: %zu bytes are no range", address, bytes);
+    } else {
+        result = claim((uintptr_t)address, bytes, &overlay, &held);
+        if (result < 0)
+            say_unclaimed(result, address);
+    }
+    if (result == 0)
+        result = tp_pieces_build(address, bytes, keep_contents, held, config, &pieces);
+    if (result < 0) {
+        tp_count(TP_SEGMENT_FAILURES, 1);
+        if (overlay != NULL)
+            unclaim(overlay);
+        return result;
+    }
+    enter(overlay, &pieces);
+    tp_log(TP_LOG_INFO, "segment of %" PRIu64 " MiB at %p: %" PRIu32 " pieces of %s on %u nodes",
+           pieces.bytes >> 20, address, pieces.count, pieces.detail, pieces.node_count);
+    return 0;
+}
+
+/* Under the lock. */
+static void withdraw(struct overlay *overlay) {
+    if (!overlay->published)
+        return;
+    overlay->published = false;
+    show(overlay, TP_SLOT_STARTING);
+    tp_count(TP_SEGMENT_BYTES, -overlay->pieces.bytes); /* wraps: a subtraction */
+}
+
+int tp_segment_restore(void *address) {
+    if (tp_inert())
+        return -ENOENT;
+    pthread_mutex_lock(&table_lock);
+    struct overlay *overlay = find_ready(address);
+    if (overlay == NULL) {
+        pthread_mutex_unlock(&table_lock);
+        return -ENOENT;
+    }
+    withdraw(overlay);
+    show(overlay, TP_SLOT_EMPTY);
+    atomic_store_explicit(&overlay->base, 0, memory_order_release);
+    overlay->state = LEAVING;
+    struct tp_pieces pieces = overlay->pieces;
+    overlay->pieces = (struct tp_pieces){0};
+    pthread_mutex_unlock(&table_lock);
+    /* The range stays claimed: unmapping a large segment takes time, and that is not done under the
+     * lock. */
+    tp_server_wake();
+    (void)tp_pieces_remove(&pieces);
+    unclaim(overlay);
+    return 0;
+}
+
+int tp_segment_publish(void *address, const struct tp_config *config) {
+    if (tp_inert())
+        return -ECHILD;
+    pthread_mutex_lock(&table_lock);
+    bool known = find_ready(address) != NULL;
+    pthread_mutex_unlock(&table_lock);
+    if (!known)
+        return -ENOENT;
+    int result = tp_server_start(true, config);
+    if (result < 0)
+        return result;
+    pthread_mutex_lock(&table_lock);
+    struct overlay *overlay = find_ready(address);
+    if (overlay == NULL) {
+        result = -ENOENT;
+    } else if (!overlay->published) {
+        overlay->published = true;
+        show(overlay, TP_SLOT_LIVE);
+        tp_count(TP_SEGMENT_BYTES, overlay->pieces.bytes);
+    }
+    pthread_mutex_unlock(&table_lock);
+    tp_server_wake();
+    return result;
+}
+
+int tp_segment_withdraw(void *address) {
+    if (tp_inert())
+        return -ENOENT;
+    pthread_mutex_lock(&table_lock);
+    struct overlay *overlay = find_ready(address);
+    if (overlay != NULL) {
+        withdraw(overlay);
+        overlay->id = ++last_id; /* published again, it is a new segment to the engines */
+    }
+    pthread_mutex_unlock(&table_lock);
+    if (overlay == NULL)
+        return -ENOENT;
+    tp_server_wake();
+    return 0;
+}
+
+void tp_table_published(uint64_t ret_ids[static TP_WIRE_MAX_SEGMENTS]) {
+    pthread_mutex_lock(&table_lock);
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++)
+        ret_ids[i] = table[i].published ? table[i].id : 0;
+    pthread_mutex_unlock(&table_lock);
+}
+
+int tp_table_describe(uint64_t segment_id, struct tp_msg_segment *ret_segment) {
+    int result = -ENOENT;
+    pthread_mutex_lock(&table_lock);
+    const struct overlay *overlay = find_published(segment_id);
+    if (overlay != NULL) {
+        const struct tp_pieces *pieces = &overlay->pieces;
+        *ret_segment = (struct tp_msg_segment){.segment_id = segment_id,
+                                               .base = (uintptr_t)pieces->base,
+                                               .bytes = pieces->bytes,
+                                               .page_bytes = pieces->page_bytes,
+                                               .piece_bytes = pieces->piece_bytes,
+                                               .piece_count = pieces->count,
+                                               .kind = pieces->wire_kind,
+                                               .map_bytes = pieces->bytes};
+        result = 0;
+    }
+    pthread_mutex_unlock(&table_lock);
+    return result;
+}
+
+int tp_table_send_pieces(int socket_fd, const struct tp_msg_pieces *want) {
+    struct tp_msg message = {.type = TP_MSG_PIECES};
+    int result;
+    message.body.pieces = *want;
+    pthread_mutex_lock(&table_lock);
+    const struct overlay *overlay = find_published(want->segment_id);
+    if (overlay == NULL)
+        result = want->segment_id == 0 || want->segment_id > last_id ? -EPROTO : -ENOENT;
+    else if (want->count == 0 || want->count > TP_WIRE_MAX_FDS ||
+             want->first >= overlay->pieces.count ||
+             want->count > overlay->pieces.count - want->first)
+        result = -EPROTO;
+    else
+        result = tp_wire_send(socket_fd, &message, overlay->pieces.fds + want->first, want->count);
+    pthread_mutex_unlock(&table_lock);
+    return result;
+}

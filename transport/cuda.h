@@ -13,10 +13,11 @@
 enum tp_memory { TP_MEMORY_HOST, TP_MEMORY_DEVICE, TP_MEMORY_UNKNOWN };
 
 /*
- * Whose memory `address` is; *ret_device (may be NULL) the GPU's ordinal. HOST at once when the
- * process has not loaded libcuda or has no context: nothing can be a GPU's then. Managed memory
- * counts as DEVICE. Never creates a context. Any thread. Costs a driver call (about 0.3 us):
- * callers cache by registered range.
+ * Whose memory `address` is; *ret_device (may be NULL) the GPU's ordinal, written for DEVICE only.
+ * HOST at once when the process has not loaded libcuda or has not initialised it: nothing can be a
+ * GPU's then. Managed memory counts as DEVICE. UNKNOWN when the driver answers with an error that
+ * does not mean "not mine". Never initialises the driver and never creates a context. Any thread.
+ * Costs a driver call (about 0.3 us): callers cache by registered range.
  */
 enum tp_memory tp_cuda_classify(const void *address, int *ret_device);
 

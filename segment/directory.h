@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside segment/: one process's entry in the directory that the processes of a host share (wire.h
+ * has the rules). */
+#ifndef TIDEPOOL_DIRECTORY_H
+#define TIDEPOOL_DIRECTORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct tp_entry {
+    bool open;
+    int dir_fd, lock_fd, listen_fd;
+    char socket_name[48], lock_name[48];
+};
+
+/*
+ * Make the entry `<role>-<id>`: lock file, lock, a listening socket (non-blocking) under a
+ * temporary name, rename. Takes over `dir_fd` in any case. `others`: peers of other uids may
+ * connect (the server checks them). `path` is for messages. 0 or -errno with one line logged; all
+ * fds are listed with tp_fork_close_add.
+ */
+int tp_entry_make(char role, const uint8_t id[static 16], int dir_fd, const char *path, bool others,
+                  struct tp_entry *ret_entry);
+
+/* Remove the entry from the directory and close everything. */
+void tp_entry_remove(struct tp_entry *entry);
+
+#endif

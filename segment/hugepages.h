@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside segment/: how many huge pages of a size the kernel has to give. */
+#ifndef TIDEPOOL_HUGEPAGES_H
+#define TIDEPOOL_HUGEPAGES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct tp_need;
+
+struct tp_hugepages {
+    uint64_t free;  /* neither used nor promised to another mapping, overcommit included */
+    uint64_t total; /* what there would be if everybody else let go */
+};
+
+/* The pool of pages of `page_bytes`; `node` -1: the whole machine. 0 or -errno (-ENOENT: the kernel
+ * has no such pages). */
+int tp_hugepages_read(uint64_t page_bytes, int node, struct tp_hugepages *ret_pool);
+
+/* Which pool is too small for a need. */
+struct tp_shortage {
+    int node; /* -1: the whole machine */
+    uint64_t need_pages, free_pages, total_pages;
+};
+
+/* Compare a need with the pools, the machine's and each node's. True when it fits; else
+ * *ret_shortage says where it does not. */
+bool tp_hugepages_fit(const struct tp_need *need, uint64_t page_bytes,
+                      struct tp_shortage *ret_shortage);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside segment/: build the pieces of one segment and lay them over a range. */
+#ifndef TIDEPOOL_PIECES_H
+#define TIDEPOOL_PIECES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "segment/wire.h"
+
+struct tp_config;
+
+struct tp_pieces {
+    void *base;
+    uint64_t bytes; /* whole pages */
+    uint64_t page_bytes, piece_bytes;
+    uint32_t count;
+    int *fds; /* one a piece; ours */
+    unsigned node_count;
+    enum tp_wire_kind wire_kind;
+    char detail[64];
+};
+
+/*
+ * Make the pieces for [address, address + bytes) elsewhere, populate them, copy the contents when
+ * `keep_contents`, and only then move them over the range: until the last step nothing of the range
+ * has changed, and the last step is undone when it fails. `held_fds`: fds that other segments hold.
+ * 0 or -errno with one line logged.
+ */
+int tp_pieces_build(void *address, size_t bytes, bool keep_contents, uint64_t held_fds,
+                    const struct tp_config *config, struct tp_pieces *ret_pieces);
+
+/* Put fresh anonymous memory in place of the pieces and close them. Neither logs nor allocates. 0
+ * or -errno. */
+int tp_pieces_remove(struct tp_pieces *pieces);
+
+#endif

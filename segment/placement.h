@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside segment/: on which NUMA node the pages of a piece lie. */
+#ifndef TIDEPOOL_PLACEMENT_H
+#define TIDEPOOL_PLACEMENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "env/env.h"
+
+struct tp_placement {
+    unsigned count; /* pieces go round-robin over these */
+    int nodes[TP_MAX_NODES];
+    bool chosen; /* by the user: a node that refuses is an error */
+    bool strict; /* bind; false: prefer, so that a full node spills over instead of calling the OOM
+                    killer */
+};
+
+/* The nodes of the configuration, or all that have memory. */
+void tp_placement_choose(const struct tp_config *config, struct tp_placement *ret_placement);
+
+/* Bind where each node has room for its share (`share_bytes`), else prefer with one line. For
+ * ordinary pages only. */
+void tp_placement_check_room(struct tp_placement *placement, uint64_t share_bytes);
+
+static inline int tp_placement_node(const struct tp_placement *placement, uint32_t piece) {
+    return placement->nodes[piece % placement->count];
+}
+
+/*
+ * Set the policy of a fresh mapping to the node of piece `piece`. A kernel or seccomp filter that
+ * refuses costs one line, once; 0 then too. -errno when a node that the user chose cannot be used
+ * (one line logged).
+ */
+int tp_placement_bind(const struct tp_placement *placement, uint32_t piece, void *address,
+                      uint64_t bytes);
+
+/*
+ * The same for what the calling thread allocates: fallocate(2) on hugetlbfs looks at the thread's
+ * policy, not the mapping's. For threads of the library only. Failures do not matter:
+ * tp_placement_bind has spoken.
+ */
+void tp_placement_bind_thread(const struct tp_placement *placement, uint32_t piece);
+
+#endif

@@ -1,0 +1,448 @@
+"""What a worker can be told to do with mooncake.store. Every function takes the worker first; it runs in the
+worker's process, on the wheel that is under test, and returns something that JSON can carry.
+"""
+
+import time
+
+import numpy as np
+
+from .memory import Buffer, bytes_at, random_bytes
+
+
+def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", metadata="P2PHANDSHAKE"):
+    from mooncake.store import MooncakeDistributedStore
+
+    w.store = MooncakeDistributedStore()
+    return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master)
+
+
+def close(w):
+    result = w.store.close()
+    w.store = None
+    w.kept.clear()
+    return result
+
+
+def names(w):
+    return [name for name in dir(w.store) if not name.startswith("_")]
+
+
+def replicas(w, key):
+    """Where each replica of a key lies: endpoint, address, length."""
+    found = []
+    for replica in w.store.get_replica_desc(key):
+        descriptor = replica.get_memory_descriptor().buffer_descriptor
+        values = {
+            name.rstrip("_"): getattr(descriptor, name)
+            for name in dir(descriptor)
+            if not name.startswith("_") and not callable(getattr(descriptor, name))
+        }
+        found.append(values)
+    return found
+
+
+# ---- every way to put. Each takes keys and buffers and returns Mooncake's results, one a key.
+
+
+def put(w, keys, buffers):
+    return [w.store.put(key, buffer.bytes.tobytes()) for key, buffer in zip(keys, buffers)]
+
+
+def put_batch(w, keys, buffers):
+    return [w.store.put_batch(keys, [buffer.bytes.tobytes() for buffer in buffers])] * len(keys)
+
+
+def thirds(buffer):
+    cut = buffer.size // 3
+    return [(0, cut), (cut, cut), (2 * cut, buffer.size - 2 * cut)] if cut else [(0, buffer.size)]
+
+
+def parts(buffer):
+    return [buffer.bytes[start : start + size].tobytes() for start, size in thirds(buffer)]
+
+
+def put_parts(w, keys, buffers):
+    return [w.store.put_parts(key, *parts(buffer)) for key, buffer in zip(keys, buffers)]
+
+
+def put_from(w, keys, buffers):
+    return [w.store.put_from(key, buffer.address, buffer.size) for key, buffer in zip(keys, buffers)]
+
+
+def batch_put_from(w, keys, buffers):
+    return w.store.batch_put_from(keys, [b.address for b in buffers], [b.size for b in buffers])
+
+
+def pieces(buffers):
+    addresses = [[b.address + start for start, _ in thirds(b)] for b in buffers]
+    sizes = [[size for _, size in thirds(b)] for b in buffers]
+    offsets = [[start for start, _ in thirds(b)] for b in buffers]
+    return addresses, sizes, offsets
+
+
+def batch_put_from_multi_buffers(w, keys, buffers):
+    addresses, sizes, _ = pieces(buffers)
+    return w.store.batch_put_from_multi_buffers(keys, addresses, sizes)
+
+
+def put_from_with_metadata(w, keys, buffers):
+    # The object is the metadata followed by the data.
+    results = []
+    for key, buffer in zip(keys, buffers):
+        cut = min(16, buffer.size // 2)
+        if cut == 0:
+            results.append(w.store.put_from(key, buffer.address, buffer.size))
+            continue
+        results.append(
+            w.store.put_from_with_metadata(key, buffer.address + cut, buffer.address, buffer.size - cut, cut)
+        )
+    return results
+
+
+def upsert(w, keys, buffers):
+    return [w.store.upsert(key, buffer.bytes.tobytes()) for key, buffer in zip(keys, buffers)]
+
+
+def upsert_batch(w, keys, buffers):
+    return [w.store.upsert_batch(keys, [buffer.bytes.tobytes() for buffer in buffers])] * len(keys)
+
+
+def upsert_parts(w, keys, buffers):
+    return [w.store.upsert_parts(key, *parts(buffer)) for key, buffer in zip(keys, buffers)]
+
+
+def upsert_from(w, keys, buffers):
+    return [w.store.upsert_from(key, buffer.address, buffer.size) for key, buffer in zip(keys, buffers)]
+
+
+def batch_upsert_from(w, keys, buffers):
+    return w.store.batch_upsert_from(keys, [b.address for b in buffers], [b.size for b in buffers])
+
+
+def put_session(w, keys, buffers):
+    """Reserve, write each third of every object in its own call, end."""
+    started = w.store.batch_put_session_start(keys, [b.size for b in buffers])
+    assert all(result == 0 for result in started), started
+    addresses, sizes, offsets = pieces(buffers)
+    for third in range(max(len(row) for row in sizes)):
+        chosen = [index for index, row in enumerate(sizes) if third < len(row)]
+        written = w.store.batch_put_from_multi_buffer_ranges(
+            [keys[i] for i in chosen],
+            [[addresses[i][third]] for i in chosen],
+            [[sizes[i][third]] for i in chosen],
+            [[offsets[i][third]] for i in chosen],
+        )
+        assert written == [sizes[i][third] for i in chosen], written
+    return w.store.batch_put_session_end(keys)
+
+
+PUTS = {
+    function.__name__: function
+    for function in (
+        put,
+        put_batch,
+        put_parts,
+        put_from,
+        batch_put_from,
+        batch_put_from_multi_buffers,
+        put_from_with_metadata,
+        upsert,
+        upsert_batch,
+        upsert_parts,
+        upsert_from,
+        batch_upsert_from,
+        put_session,
+    )
+}
+
+# ---- every way to get. Each fills the buffers and returns the number of bytes that Mooncake says it read, one a key.
+
+
+def take(buffer, raw):
+    if raw:
+        buffer.bytes[: len(raw)] = np.frombuffer(raw, dtype=np.uint8)
+    return len(raw)
+
+
+def get(w, keys, buffers):
+    return [take(buffer, w.store.get(key)) for key, buffer in zip(keys, buffers)]
+
+
+def get_batch(w, keys, buffers):
+    return [take(buffer, raw) for raw, buffer in zip(w.store.get_batch(keys), buffers)]
+
+
+def take_handle(buffer, handle):
+    if handle is None:
+        return -1
+    return take(buffer, bytes_at(handle.ptr(), handle.size()))
+
+
+def get_buffer(w, keys, buffers):
+    return [take_handle(buffer, w.store.get_buffer(key)) for key, buffer in zip(keys, buffers)]
+
+
+def batch_get_buffer(w, keys, buffers):
+    return [take_handle(b, handle) for handle, b in zip(w.store.batch_get_buffer(keys), buffers)]
+
+
+def get_into(w, keys, buffers):
+    return [w.store.get_into(key, buffer.address, buffer.size) for key, buffer in zip(keys, buffers)]
+
+
+def batch_get_into(w, keys, buffers):
+    return w.store.batch_get_into(keys, [b.address for b in buffers], [b.size for b in buffers])
+
+
+def batch_get_into_multi_buffers(w, keys, buffers):
+    addresses, sizes, _ = pieces(buffers)
+    return w.store.batch_get_into_multi_buffers(keys, addresses, sizes)
+
+
+def get_into_ranges(w, keys, buffers):
+    """One call a buffer: each third of the object is a range of its own, last third first."""
+    results = []
+    for key, buffer in zip(keys, buffers):
+        cuts = thirds(buffer)[::-1]
+        offsets = [start for start, _ in cuts]
+        sizes = [size for _, size in cuts]
+        got = w.store.get_into_ranges([buffer.address], [[key]], [[offsets]], [[offsets]], [[sizes]])
+        results.append(sum(got[0][0]) if got[0][0] == sizes else min(got[0][0]))
+    return results
+
+
+def get_session(w, keys, buffers):
+    started = w.store.batch_get_session_start(keys)
+    assert all(result == 0 for result in started), started
+    addresses, sizes, offsets = pieces(buffers)
+    got = w.store.batch_get_into_multi_buffer_ranges(keys, addresses, sizes, offsets)
+    assert w.store.batch_get_session_end(keys) == 0
+    return got
+
+
+GETS = {
+    function.__name__: function
+    for function in (
+        get,
+        get_batch,
+        get_buffer,
+        batch_get_buffer,
+        get_into,
+        batch_get_into,
+        batch_get_into_multi_buffers,
+        get_into_ranges,
+        get_session,
+    )
+}
+
+
+# ---- calls
+
+
+def make_buffers(w, sizes, seed=None, offset=0):
+    """Registered buffers of these sizes: random for a seed, else poisoned."""
+    buffers = []
+    for index, size in enumerate(sizes):
+        buffer = Buffer(size, (offset + 7 * index) % 64 if offset else 0)
+        if seed is None:
+            buffer.poison()
+        else:
+            buffer.bytes[:] = random_bytes(size, seed + index)
+        assert w.store.register_buffer(buffer.address, size) == 0
+        buffers.append(buffer)
+    return buffers
+
+
+def drop_buffers(w, buffers):
+    for buffer in buffers:
+        w.store.unregister_buffer(buffer.address)
+
+
+def wrong(buffers, sizes, seed):
+    """Indices whose contents are not what this seed made, or whose guards were written to."""
+    return [
+        index
+        for index, (buffer, size) in enumerate(zip(buffers, sizes))
+        if not buffer.guards_intact or not np.array_equal(buffer.bytes, random_bytes(size, seed + index))
+    ]
+
+
+def write_keys(w, keys, sizes, seed, way="batch_put_from", offset=0):
+    """Put random objects. Returns Mooncake's results."""
+    buffers = make_buffers(w, sizes, seed, offset)
+    results = PUTS[way](w, keys, buffers)
+    changed = wrong(buffers, sizes, seed)
+    drop_buffers(w, buffers)
+    assert not changed, f"the source was written to: {changed}"
+    return results
+
+
+def read_keys(w, keys, sizes, seed, way="batch_get_into", offset=0):
+    """Get objects and compare every byte. Returns Mooncake's results and the indices that are wrong."""
+    buffers = make_buffers(w, sizes, offset=offset)
+    results = GETS[way](w, keys, buffers)
+    bad = wrong(buffers, sizes, seed)
+    drop_buffers(w, buffers)
+    return {"results": results, "wrong": bad}
+
+
+def write_replicated(w, keys, sizes, seed, replica_num):
+    from mooncake.store import ReplicateConfig
+
+    config = ReplicateConfig()
+    config.replica_num = replica_num
+    buffers = make_buffers(w, sizes, seed)
+    results = w.store.batch_put_from(keys, [b.address for b in buffers], [b.size for b in buffers], config)
+    drop_buffers(w, buffers)
+    return results
+
+
+def write_to_segment(w, keys, sizes, seed, segment):
+    """Put objects where the caller wants them."""
+    from mooncake.store import ReplicateConfig
+
+    config = ReplicateConfig()
+    config.preferred_segment = segment
+    buffers = make_buffers(w, sizes, seed)
+    results = w.store.batch_put_from(keys, [b.address for b in buffers], [b.size for b in buffers], config)
+    drop_buffers(w, buffers)
+    return results
+
+
+def many_blocks(w, prefix, keys, blocks, block_bytes, seed):
+    """One batch of `keys` objects of `blocks` buffers each, put and got back; the memory is one registered buffer."""
+    size = keys * blocks * block_bytes
+    source, target = make_buffers(w, [size], seed)[0], make_buffers(w, [size])[0]
+    names_ = [f"{prefix}{index}" for index in range(keys)]
+
+    def rows(buffer):
+        return [
+            [buffer.address + (key * blocks + block) * block_bytes for block in range(blocks)] for key in range(keys)
+        ]
+
+    sizes = [[block_bytes] * blocks] * keys
+    put_results = w.store.batch_put_from_multi_buffers(names_, rows(source), sizes)
+    get_results = w.store.batch_get_into_multi_buffers(names_, rows(target), sizes)
+    equal = bool(np.array_equal(source.bytes, target.bytes)) and target.guards_intact
+    drop_buffers(w, [source, target])
+    return {
+        "put_failed": sum(result != 0 for result in put_results),
+        "get_failed": sum(result != blocks * block_bytes for result in get_results),
+        "equal": equal,
+    }
+
+
+def small_objects(w, prefix, count, size, seed, batch=500):
+    """Put and get `count` small objects in batches; each is compared. Returns how many were wrong."""
+    source, target = make_buffers(w, [size * batch], seed)[0], make_buffers(w, [size * batch])[0]
+    bad = 0
+    for first in range(0, count, batch):
+        some = [f"{prefix}{index}" for index in range(first, min(first + batch, count))]
+        sources = [source.address + index * size for index in range(len(some))]
+        targets = [target.address + index * size for index in range(len(some))]
+        source.bytes[: 8 * (len(source.bytes) // 8)].view(np.uint64)[:: max(1, size // 8)] += 1
+        target.poison()
+        bad += sum(result != 0 for result in w.store.batch_put_from(some, sources, [size] * len(some)))
+        bad += sum(result != size for result in w.store.batch_get_into(some, targets, [size] * len(some)))
+        used = len(some) * size
+        bad += not np.array_equal(source.bytes[:used], target.bytes[:used])
+    drop_buffers(w, [source, target])
+    return bad
+
+
+def keep_buffer(w, name, size, seed=None):
+    w.kept[name] = make_buffers(w, [size], seed)[0]
+    return w.kept[name].address
+
+
+def put_kept(w, key, name):
+    buffer = w.kept[name]
+    return w.store.put_from(key, buffer.address, buffer.size)
+
+
+def get_kept(w, key, name):
+    buffer = w.kept[name]
+    return w.store.get_into(key, buffer.address, buffer.size)
+
+
+def kept_equal(w, one, other):
+    return bool(np.array_equal(w.kept[one].bytes, w.kept[other].bytes))
+
+
+def hammer(w, key_prefix, size, seconds, seed, every_s=0.0):
+    """Put and get one object after the other until the time is over. Returns every result, its time, and how many
+    reads returned success with other bytes than were written."""
+    source, target = make_buffers(w, [size], seed)[0], make_buffers(w, [size])[0]
+    results, lies, longest = [], 0, 0.0
+    deadline = time.monotonic() + seconds
+    index = 0
+    while time.monotonic() < deadline:
+        key = f"{key_prefix}{index}"
+        index += 1
+        source.bytes[:8] = np.frombuffer(index.to_bytes(8, "little"), dtype=np.uint8)
+        target.poison()
+        start = time.monotonic()
+        put_result = w.store.put_from(key, source.address, size)
+        middle = time.monotonic()
+        get_result = w.store.get_into(key, target.address, size) if put_result == 0 else None
+        end = time.monotonic()
+        if get_result == size and not np.array_equal(source.bytes, target.bytes):
+            lies += 1
+        longest = max(longest, middle - start, end - middle)
+        results.append((put_result, get_result, end))
+        if put_result == 0:
+            w.store.remove(key, True)
+        if every_s:
+            time.sleep(every_s)
+    drop_buffers(w, [source, target])
+    good = sum(r[0] == 0 and r[1] == size for r in results)
+    return {"count": len(results), "good": good, "lies": lies, "longest_s": longest, "last_good": bool(results and results[-1][1] == size)}
+
+
+def exists(w, keys):
+    return w.store.batch_is_exist(keys)
+
+
+def remove_all(w):
+    return w.store.remove_all(True)
+
+
+def timed(w, prefix, keys, blocks, block_bytes, seed, rounds):
+    """Seconds of each of `rounds` puts and gets of one shape; every byte compared after each."""
+    size = keys * blocks * block_bytes
+    source, target = make_buffers(w, [size], seed)[0], make_buffers(w, [size])[0]
+    sizes = [[block_bytes] * blocks] * keys
+    flat = [block_bytes] * keys
+
+    def rows(buffer):
+        return [
+            [buffer.address + (key * blocks + block) * block_bytes for block in range(blocks)] for key in range(keys)
+        ]
+
+    sources, targets = rows(source), rows(target)
+    times = {"put": [], "get": [], "verified": 0}
+    for number in range(rounds):
+        some = [f"{prefix}-{number}-{index}" for index in range(keys)]
+        source.bytes[:: max(1, block_bytes // 2)] += 1
+        target.poison()
+        start = time.perf_counter()
+        if blocks == 1:
+            stored = w.store.batch_put_from(some, [row[0] for row in sources], flat)
+        else:
+            stored = w.store.batch_put_from_multi_buffers(some, sources, sizes)
+        middle = time.perf_counter()
+        if blocks == 1:
+            got = w.store.batch_get_into(some, [row[0] for row in targets], flat)
+        else:
+            got = w.store.batch_get_into_multi_buffers(some, targets, sizes)
+        end = time.perf_counter()
+        assert not any(stored), f"put failed: {sorted(set(stored))}"
+        assert set(got) == {blocks * block_bytes}, f"get failed: {sorted(set(got))}"
+        assert np.array_equal(source.bytes, target.bytes), "other bytes came back"
+        times["put"].append(middle - start)
+        times["get"].append(end - middle)
+        times["verified"] += size
+        for key in some:
+            w.store.remove(key, True)
+    drop_buffers(w, [source, target])
+    return times

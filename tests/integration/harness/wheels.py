@@ -1,0 +1,55 @@
+"""The stock wheels that the tests run on, and where things of this repository are."""
+
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILD = Path(os.environ.get("TIDEPOOL_BUILD", ROOT / "build")).resolve()
+LIBRARY = BUILD / "libtidepool.so"
+TOOL = BUILD / "tidepool"
+
+
+@dataclass(frozen=True)
+class Wheel:
+    name: str
+    venv: Path
+    # Stand-ins for CUDA, for wheels that cannot be loaded without it.
+    library_path: str = ""
+
+    @property
+    def python(self):
+        return str(self.venv / "bin" / "python")
+
+    @property
+    def folder(self):
+        found = glob.glob(str(self.venv / "lib/python3*/site-packages/mooncake"))
+        return found[0] if found else None
+
+    @property
+    def present(self):
+        return self.folder is not None
+
+    def environment(self):
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MC_", "TIDEPOOL_", "MOONCAKE_", "LD_", "GLOG_"))
+        }
+        if self.library_path:
+            environment["LD_LIBRARY_PATH"] = self.library_path
+        # Mooncake's own transfers must not leave the machine, and its lines must not be lost.
+        environment["GLOG_logtostderr"] = "1"
+        environment["PYTHONUNBUFFERED"] = "1"
+        return environment
+
+
+CPU = Wheel("cpu", ROOT / ".venv")
+CUDA13 = Wheel("cuda13", ROOT / ".venv-cuda13", str(ROOT / "build" / "stubs"))
+
+
+def from_environment():
+    """A wheel of the caller's choice (scripts/check-upstream): its virtual environment."""
+    venv = os.environ.get("TIDEPOOL_TEST_VENV")
+    return Wheel("given", Path(venv), str(ROOT / "build" / "stubs")) if venv else None

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that others can map is laid over a range in place, keeps contents when asked, and goes
+ * without a trace. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "segment/segment.h"
+#include "segment_bench.h"
+
+#define BYTES (32 * MIB)
+
+TestSuite(segment, .timeout = 30);
+
+Test(segment, overlay_is_shared_memory_and_free_still_works) {
+    struct tp_config *config = bench_config(8 * MIB);
+    char *range = bench_allocate(BYTES);
+    cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), 0);
+    cr_assert(tp_segment_contains(range));
+    cr_assert(tp_segment_contains(range + BYTES - 1));
+    cr_assert_not(tp_segment_contains(range - 1));
+    cr_assert_not(tp_segment_contains(range + BYTES));
+    bench_fill(range, BYTES, 1);
+    cr_assert(bench_same(range, BYTES, 1));
+    cr_assert_eq(tp_segment_restore(range), 0);
+    cr_assert_not(tp_segment_contains(range));
+    cr_assert_eq(range[5], 0);
+    cr_assert_eq(tp_segment_restore(range), -ENOENT);
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, free_without_restore_works_too) {
+    struct tp_config *config = bench_config(8 * MIB);
+    char *range = bench_allocate(BYTES);
+    cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), 0);
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, contents_are_kept_when_asked) {
+    struct tp_config *config = bench_config(4 * MIB + 4096);
+    char *range = bench_allocate(BYTES);
+    bench_fill(range, BYTES, 2);
+    cr_assert_eq(tp_segment_overlay(range, BYTES, true, config), 0);
+    cr_assert(bench_same(range, BYTES, 2));
+    cr_assert_eq(tp_segment_restore(range), 0);
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, a_partial_last_page_stays_what_it_was) {
+    struct tp_config *config = bench_config(0);
+    char *range = bench_allocate(BYTES);
+    memset(range, 7, BYTES);
+    cr_assert_eq(tp_segment_overlay(range, 3 * MIB + 100, false, config), 0);
+    cr_assert_eq(range[0], 0);
+    cr_assert_eq(range[3 * MIB - 1], 0);
+    cr_assert_eq(range[3 * MIB], 7);
+    cr_assert_not(tp_segment_contains(range + 3 * MIB));
+    cr_assert_eq(tp_segment_restore(range), 0);
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, wrong_ranges_are_refused_and_left_alone) {
+    struct tp_config *config = bench_config(0);
+    char *range = bench_allocate(BYTES);
+    memset(range, 7, BYTES);
+    cr_assert_eq(tp_segment_overlay(range + 16, MIB, false, config), -EINVAL);
+    cr_assert_eq(tp_segment_overlay(range, 4095, false, config), -EINVAL);
+    cr_assert_eq(tp_segment_overlay(range, 0, false, config), -EINVAL);
+    cr_assert_eq(tp_segment_overlay(range, UINTPTR_MAX, false, config), -EINVAL);
+    cr_assert_eq(tp_segment_overlay(range, 4 * MIB, false, config), 0);
+    cr_assert_eq(tp_segment_overlay(range + MIB, MIB, false, config), -EEXIST);
+    cr_assert_eq(range[4 * MIB], 7);
+    config->store.kind = TP_SEGMENT_CUMEM;
+    cr_assert_eq(tp_segment_overlay(range + 8 * MIB, MIB, false, config), -ENOTSUP);
+    config->store.kind = TP_SEGMENT_NONE;
+    cr_assert_eq(tp_segment_overlay(range + 8 * MIB, MIB, false, config), -EINVAL);
+    cr_assert_eq(tp_segment_publish(range + MIB, config), -ENOENT);
+    cr_assert_eq(tp_segment_withdraw(range + MIB), -ENOENT);
+    cr_assert_eq(tp_segment_restore(range), 0);
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, more_than_the_machine_has_is_an_error) {
+    struct tp_config *config = bench_config(0);
+    uint64_t bytes = UINT64_C(1) << 42; /* 4 TiB */
+    char *range = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    cr_assert_neq(range, MAP_FAILED);
+    range[0] = 7;
+    cr_assert_eq(tp_segment_overlay(range, bytes, false, config), -ENOMEM);
+    cr_assert_eq(range[0], 7);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, too_many_pieces_for_the_fd_limit_is_an_error) {
+    struct tp_config *config = bench_config(MIB);
+    struct rlimit limit;
+    char *range = bench_allocate(BYTES);
+    unsigned fds = bench_fds();
+    range[0] = 7;
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = 64; /* a quarter: 16 of the 32 pieces */
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), -EMFILE);
+    cr_assert_eq(range[0], 7);
+    config->store.piece_bytes = 2 * MIB;
+    cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), 0);
+    cr_assert_eq(bench_fds(), fds + 16);
+    cr_assert_eq(tp_segment_restore(range), 0);
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, a_failure_half_way_leaves_the_range_as_it_was) {
+    struct tp_config *config = bench_config(2 * MIB);
+    struct rlimit limit;
+    char *range = bench_allocate(BYTES);
+    bench_fill(range, BYTES, 3);
+    unsigned fds = bench_fds();
+    unsigned maps = bench_maps();
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = 64; /* 16 pieces are allowed, but other fds have taken the numbers */
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    int taken[64];
+    unsigned count = 0;
+    while (count < 64 && (taken[count] = dup(0)) >= 0)
+        count++;
+    for (unsigned i = 0; i < 6; i++)
+        close(taken[--count]);
+    cr_assert_eq(tp_segment_overlay(range, BYTES, true, config), -EMFILE);
+    cr_assert(bench_same(range, BYTES, 3));
+    cr_assert_not(tp_segment_contains(range));
+    while (count > 0)
+        close(taken[--count]);
+    cr_assert_eq(bench_fds(), fds);
+    cr_assert_leq(bench_maps(), maps + 1); /* a thread's stack may stay cached */
+    cr_assert_eq(tp_segment_overlay(range, BYTES, true, config), 0);
+    cr_assert(bench_same(range, BYTES, 3));
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, a_hundred_cycles_leave_nothing) {
+    struct tp_config *config = bench_config(MIB);
+    char *range = bench_allocate(BYTES);
+    unsigned fds = 0;
+    unsigned maps = 0;
+    for (unsigned i = 0; i < 102; i++) {
+        if (i == 2) { /* the first rounds make thread stacks and the server */
+            fds = bench_fds();
+            maps = bench_maps();
+        }
+        cr_assert_eq(tp_segment_overlay(range, 8 * MIB, i % 2 == 0, config), 0);
+        cr_assert_eq(tp_segment_publish(range, config), 0);
+        cr_assert_eq(tp_segment_restore(range), 0);
+    }
+    cr_assert_eq(bench_fds(), fds);
+    cr_assert_leq(bench_maps(), maps + 2);
+    tp_server_stop();
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+static uint64_t shmem_kib(void) {
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *file = fopen("/proc/self/status", "re");
+    while (fgets(line, sizeof line, file) != NULL)
+        (void)sscanf(line, "RssShmem: %llu", &kib);
+    fclose(file);
+    return kib;
+}
+
+Test(segment, a_forked_child_has_zeros_instead_and_no_fds) {
+    struct tp_config *config = bench_config(MIB);
+    char *range = bench_allocate(BYTES);
+    unsigned fds = bench_fds();
+    cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), 0);
+    memset(range, 7, BYTES);
+    pid_t child = fork();
+    if (child == 0) {
+        bool good = range[0] == 0 && range[BYTES - 1] == 0 && bench_fds() == fds;
+        good = good && shmem_kib() < 1024 && !tp_segment_contains(range);
+        good = good && tp_segment_restore(range) == -ENOENT;
+        range[0] = 9;
+        free(range);
+        _exit(good ? 0 : 1);
+    }
+    int status;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    cr_assert_eq(range[0], 7);
+    cr_assert_eq(tp_segment_restore(range), 0);
+    free(range);
+    cr_assert(bench_config_free(config));
+}

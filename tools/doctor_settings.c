@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What this environment tells the library: are the settings right, can processes meet in the directories, does the library load.
+ */
+#include "tools/doctor.h"
+
+#include "env/env.h"
+#include "tools/tool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void check_half(const char *what, enum tp_half half, const char *error, const char *socket_dir,
+                       const char *effect, struct findings *findings) {
+    switch (half) {
+    case TP_HALF_OFF:
+        finding_add(findings, FINDING_OK, what, NULL, "not configured: this half does nothing");
+        break;
+    case TP_HALF_ON:
+        finding_add(findings, FINDING_OK, what, NULL, "configured, in %s", socket_dir);
+        break;
+    case TP_HALF_INVALID:
+        finding_add(findings, FINDING_FAIL, what, effect, "%s", error);
+        break;
+    }
+}
+
+/*
+ * Sockets are what a shared directory is for, and not every file system takes them. The name is one that neither engines nor
+ * stores look at.
+ */
+static int try_socket(int dir_fd) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char name[32];
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int error = 0;
+
+    if (fd < 0) {
+        return -errno;
+    }
+    (void)snprintf(name, sizeof(name), ".doctor-%d.tmp", (int)getpid());
+    (void)snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", dir_fd, name);
+    if (bind(fd, (const struct sockaddr *)&address, sizeof(address)) != 0) {
+        error = -errno;
+    } else {
+        (void)unlinkat(dir_fd, name, 0);
+    }
+    (void)close(fd);
+    return error;
+}
+
+static void check_socket_dir(const char *what, const char *path, const struct tp_config *config, struct findings *findings) {
+    char problem[512] = "";
+    struct stat about;
+
+    if (stat(path, &about) != 0 && errno == ENOENT) {
+        finding_add(findings, FINDING_OK, what, NULL, "%s does not exist yet: the first process makes it, mode 0700", path);
+        return;
+    }
+    int fd = tp_host_open_dir(path, false, config, problem, sizeof(problem));
+    if (fd < 0) {
+        finding_add(findings, FINDING_FAIL, what, NULL, "%s", problem[0] ? problem : strerror(-fd));
+        return;
+    }
+    int error = try_socket(fd);
+    if (error) {
+        finding_add(findings, FINDING_FAIL, what, "set TIDEPOOL_SOCKET_DIR to a directory on tmpfs or a local disk",
+                    "%s takes no sockets: %s", path, strerror(-error));
+    } else if (fstat(fd, &about) == 0) {
+        finding_add(findings, FINDING_OK, what, NULL, "%s, uid %u, mode %04o, takes sockets", path, about.st_uid,
+                    about.st_mode & 07777);
+    }
+    (void)close(fd);
+}
+
+static void check_segment_dir(const char *path, struct findings *findings) {
+    struct statfs about;
+
+    if (statfs(path, &about) != 0) {
+        finding_add(findings, FINDING_FAIL, "segment directory", "mount hugetlbfs or tmpfs there, or use memfd", "%s: %s",
+                    path, strerror(errno));
+        return;
+    }
+    bool huge = about.f_type == HUGETLBFS_MAGIC;
+    bool shared = huge || about.f_type == TMPFS_MAGIC;
+    finding_add(findings, shared ? FINDING_OK : FINDING_FAIL, "segment directory",
+                shared ? NULL : "segments would be written to a disk: expected a hugetlbfs or tmpfs mount, or memfd",
+                "%s is %s, %ld KiB pages, %llu of %llu free", path,
+                huge ? "hugetlbfs" : shared ? "tmpfs" : "neither hugetlbfs nor tmpfs", (long)about.f_bsize / 1024,
+                (unsigned long long)about.f_bavail, (unsigned long long)about.f_blocks);
+}
+
+/*
+ * Start this very program with the library preloaded: a missing dependency of the library would stop every program that it is
+ * preloaded into, with the dynamic linker's message.
+ */
+static bool library_loads(const char *library) {
+    char self[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    int status = -1;
+    pid_t child;
+
+    if (length < 0) {
+        return false;
+    }
+    self[length] = '\0';
+    child = fork();
+    if (child == 0) {
+        int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+        (void)dup2(null, STDOUT_FILENO);
+        (void)dup2(null, STDERR_FILENO);
+        (void)setenv("LD_PRELOAD", library, 1);
+        (void)execl(self, "tidepool", "--version", (char *)NULL);
+        _exit(127);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static void check_library(const char *preloaded, struct findings *findings) {
+    char found[PATH_MAX] = "";
+    char looked[4 * PATH_MAX] = "";
+    const char *library = preloaded;
+
+    if (!library) {
+        if (tool_find_library(found, sizeof(found), looked, sizeof(looked)) != 0) {
+            finding_add(findings, FINDING_FAIL, "library", "install it beside this tool, or use --lib with 'tidepool run'",
+                        "libtidepool.so is in none of: %s", looked);
+            return;
+        }
+        library = found;
+    }
+    if (!library_loads(library)) {
+        finding_add(findings, FINDING_FAIL, "library", "LD_PRELOAD=... /bin/true shows the dynamic linker's message",
+                    "%s cannot be loaded", library);
+        return;
+    }
+    finding_add(findings, FINDING_OK, "library", NULL, "%s loads%s", library,
+                preloaded ? ", and is preloaded here" : "; not preloaded here ('tidepool run' does that)");
+}
+
+static void check_preload(struct findings *findings) {
+    const char *value = getenv("LD_PRELOAD");
+    char *copy = value ? strdup(value) : NULL;
+    char *ours = NULL;
+    char *rest = NULL;
+
+    /* ld.so separates at spaces and colons. Order does not matter to us: no allocator's symbol is taken. */
+    for (char *entry = copy ? strtok_r(copy, " :", &rest) : NULL; entry; entry = strtok_r(NULL, " :", &rest)) {
+        const char *name = strrchr(entry, '/') ? strrchr(entry, '/') + 1 : entry;
+        if (strncmp(name, "libtidepool.so", 14) == 0) {
+            ours = entry;
+        } else if (strchr(entry, '/') && access(entry, R_OK) != 0) {
+            finding_add(findings, FINDING_WARN, "LD_PRELOAD", "the dynamic linker ignores it in every program", "%s: %s", entry,
+                        strerror(errno));
+        } else {
+            bool allocator = strstr(name, "jemalloc") || strstr(name, "tcmalloc") || strstr(name, "mimalloc");
+            finding_add(findings, FINDING_OK, "LD_PRELOAD", NULL, "%s: %s", entry,
+                        allocator ? "an allocator; fine before and after libtidepool.so" : "another library");
+        }
+    }
+    check_library(ours, findings);
+    free(copy);
+}
+
+/* A switch of Mooncake's own that looks as if it did the same. (env/ knows those that make Tidepool impossible.) */
+static void check_rivals(struct findings *findings) {
+    const char *force = getenv("MC_FORCE_SHM");
+
+    if (force && *force && strcmp(force, "0") != 0) {
+        finding_add(findings, FINDING_WARN, "MC_FORCE_SHM", "unset it: the store's data still goes by TCP with it", "set to %s",
+                    force);
+    }
+}
+
+void doctor_settings(const struct tp_config *config, struct findings *findings) {
+    const struct tp_store_config *store = &config->store;
+    const struct tp_engine_config *engine = &config->engine;
+
+    check_half("store settings", store->half, store->error, store->socket_dir,
+               "with this, the store's setup fails", findings);
+    check_half("engine settings", engine->half, engine->error, engine->socket_dir,
+               "with this, Mooncake runs as stock", findings);
+    for (unsigned i = 0; i < config->notice_count; i++) {
+        finding_add(findings, FINDING_WARN, "settings", NULL, "%s", config->notices[i]);
+    }
+    if (store->half == TP_HALF_ON) {
+        check_socket_dir("store directory", store->socket_dir, config, findings);
+        if (store->kind == TP_SEGMENT_FILES) {
+            check_segment_dir(store->segment_dir, findings);
+        }
+    }
+    if (engine->half == TP_HALF_ON &&
+        (store->half != TP_HALF_ON || strcmp(engine->socket_dir, store->socket_dir) != 0)) {
+        check_socket_dir("engine directory", engine->socket_dir, config, findings);
+    }
+    check_rivals(findings);
+    check_preload(findings);
+}

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a scan means: is it working, and if not, why. It must not know how it is printed.
+ */
+#include "tools/report.h"
+
+#include "env/env.h"
+#include "tools/tool.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <string.h>
+#include <time.h>
+
+/*
+ * Counters that are zero when all is well, whatever else the processes do. Requests left to Mooncake for other reasons are
+ * ordinary: a peer on another host, a piece that is still being mapped, a store that was restarted.
+ */
+static const struct {
+    enum tp_counter counter;
+    const char *advice;
+} alarms[] = {
+    {TP_COPY_FAILED, "a store died during a copy, or a copy failed: see its log"},
+    {TP_SEGMENT_FAILURES, "see its log; run 'tidepool doctor' there"},
+    {TP_CLIENTS_REFUSED, "see the events; 'tidepool doctor' on both sides compares user and host identity"},
+    {TP_CLIENTS_MISBEHAVED, "a program that is not Tidepool, or of another version, connects here"},
+    {TP_PEERS_REFUSED, "see the events; 'tidepool doctor' on both sides compares user and host identity"},
+    {TP_FALLBACK_UNKNOWN_LAYOUT, "this Mooncake is newer than this library: upgrade Tidepool"},
+    {TP_FALLBACK_BAD_REQUEST, "this Mooncake is not understood: run 'tidepool doctor' there and report it"},
+    {TP_FALLBACK_LIMIT, "a limit of the library was reached: see the events"},
+    {TP_FALLBACK_DEVICE_MEMORY, "GPU memory goes the slow way: device_copy is off, or this version or host cannot"},
+};
+
+const char *report_verdict_word(enum report_verdict verdict) {
+    static const char *const words[] = {"ok", "attention", "empty"};
+    return words[verdict];
+}
+
+const char *report_kind_word(uint32_t kind) {
+    static const char *const words[] = {"none", "memfd", "files", "cumem"};
+    return kind < sizeof(words) / sizeof(*words) ? words[kind] : "unknown";
+}
+
+const char *report_slot_word(uint32_t state) {
+    static const char *const words[] = {"empty", "starting", "live", "gone"};
+    return state < sizeof(words) / sizeof(*words) ? words[state] : "unknown";
+}
+
+uint32_t report_roles(const struct scan_entry *entry) {
+    uint32_t roles = entry->page ? atomic_load(&entry->page->roles) & (TP_ROLE_STORE | TP_ROLE_ENGINE) : 0;
+    return roles ? roles : entry->kind == 's' ? TP_ROLE_STORE : TP_ROLE_ENGINE;
+}
+
+__attribute__((format(printf, 2, 3))) static void add_reason(struct report *report, const char *format, ...) {
+    char text[512];
+    va_list arguments;
+
+    if (report->reason_count == REPORT_REASONS) {
+        report->reasons_left_out++;
+        return;
+    }
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    text_clean(report->reasons[report->reason_count++], sizeof(report->reasons[0]), text);
+}
+
+/* "store 127.0.0.1:1234 (pid 17)" */
+static const char *who(const struct scan_entry *entry, char ret_text[static 192]) {
+    bool store = report_roles(entry) & TP_ROLE_STORE;
+    bool named = entry->page && entry->page->name[0];
+    char pid[24] = "";
+
+    if (entry->known_owner) {
+        (void)snprintf(pid, sizeof(pid), " (pid %d)", entry->pid);
+    }
+    (void)snprintf(ret_text, 192, "%s %s%s", store ? "store" : "engine", named ? entry->page->name : entry->id, pid);
+    return ret_text;
+}
+
+static void judge_alarms(const struct scan_entry *entry, struct report *report) {
+    char name[192];
+
+    for (size_t i = 0; i < sizeof(alarms) / sizeof(*alarms); i++) {
+        const struct tp_counter_info *info = &tp_counter_infos[alarms[i].counter];
+        uint64_t count = atomic_load(&entry->page->counters[alarms[i].counter]);
+        if (count) {
+            add_reason(report, "%s: %" PRIu64 " %s: %s (%s)", who(entry, name), count, info->unit, info->meaning,
+                       alarms[i].advice);
+        }
+    }
+}
+
+static unsigned live_segments(const struct tp_stats_page *page) {
+    unsigned live = 0;
+
+    for (size_t i = 0; i < TP_STATS_SEGMENTS; i++) {
+        live += atomic_load(&page->segments[i].state) == TP_SLOT_LIVE;
+    }
+    return live;
+}
+
+static unsigned live_peers(const struct tp_stats_page *page) {
+    unsigned live = 0;
+
+    for (size_t i = 0; i < TP_STATS_PEERS; i++) {
+        live += atomic_load(&page->peers[i].state) == TP_SLOT_LIVE;
+    }
+    return live;
+}
+
+static void judge_live(const struct scan_entry *entry, struct report *report) {
+    const struct tp_stats_page *page = entry->page;
+    uint32_t roles = report_roles(entry);
+    char name[192];
+
+    if (roles & TP_ROLE_STORE) {
+        report->stores++;
+        report->segment_bytes += atomic_load(&page->counters[TP_SEGMENT_BYTES]);
+        if (!live_segments(page)) {
+            add_reason(report, "%s publishes no memory (yet)", who(entry, name));
+        }
+    }
+    if (roles & TP_ROLE_ENGINE) {
+        report->engines++;
+        report->attached_engines += live_peers(page) > 0;
+        report->read_bytes += atomic_load(&page->counters[TP_LOCAL_READ_BYTES]);
+        report->write_bytes += atomic_load(&page->counters[TP_LOCAL_WRITE_BYTES]);
+        report->forward_bytes += atomic_load(&page->counters[TP_FORWARD_BYTES]);
+    }
+    judge_alarms(entry, report);
+}
+
+static void judge_entry(const struct scan_entry *entry, struct report *report) {
+    char name[192];
+
+    switch (entry->state) {
+    case SCAN_LIVE:
+        judge_live(entry, report);
+        break;
+    case SCAN_SILENT:
+        report->not_answering++;
+        add_reason(report, "%s is not answering: %s", who(entry, name), entry->detail);
+        break;
+    case SCAN_REFUSED:
+        add_reason(report, "%s refused this tool: %s", who(entry, name), entry->detail);
+        break;
+    case SCAN_BROKEN:
+        add_reason(report, "%s: %s", who(entry, name), entry->detail);
+        break;
+    case SCAN_STALE:
+        /* Swept is mended; what cannot be swept stays in the way of people, not of processes. */
+        report->stale++;
+        if (!entry->swept) {
+            add_reason(report, "%s is stale: %s", who(entry, name), entry->detail);
+        }
+        break;
+    case SCAN_FRESH:
+        break;
+    }
+}
+
+/* Engines and stores that are here but do not meet. */
+static void judge_meeting(struct report *report) {
+    char name[192];
+
+    if (report->engines && !report->stores) {
+        add_reason(report, "there is no store: the engines use Mooncake's own transport");
+        return;
+    }
+    for (size_t i = 0; i < report->scan->count && report->stores; i++) {
+        const struct scan_entry *entry = &report->scan->entries[i];
+        /* A store that is an engine as well need not be attached to another. */
+        if (entry->state == SCAN_LIVE && report_roles(entry) == TP_ROLE_ENGINE && !live_peers(entry->page)) {
+            add_reason(report, "%s is attached to no store: it has opened none yet, or its events say why", who(entry, name));
+        }
+    }
+}
+
+void report_judge(const char *directory, const char *directory_problem, const struct scan *scan, struct report *ret_report) {
+    struct report *report = ret_report;
+
+    memset(report, 0, sizeof(*report));
+    report->directory = directory;
+    report->scan = scan;
+    report->now_s = (uint64_t)time(NULL);
+    if (directory_problem[0]) {
+        add_reason(report, "%s", directory_problem);
+    }
+    for (size_t i = 0; i < scan->count; i++) {
+        judge_entry(&scan->entries[i], report);
+    }
+    judge_meeting(report);
+    if (scan->left_out) {
+        add_reason(report, "%zu more entries were not asked (at most %d are)", scan->left_out, SCAN_MAX);
+    }
+    if (report->reason_count) {
+        report->verdict = REPORT_ATTENTION;
+    } else {
+        report->verdict = report->stores + report->engines ? REPORT_OK : REPORT_EMPTY;
+    }
+}
