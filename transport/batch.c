@@ -1,3 +1,410 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* batch */
-#include "transport/transport.h"
+/*
+ * Submits: which requests of a batch are copied here, which are the rest, and starting the copies.
+ *
+ * A request's runs are partitioned by memory kind here: host memory becomes ops of the part's copy
+ * job; device memory is the rest, until there is a copy engine for it (see memory_reason).
+ *
+ * It must not know: how a name becomes a peer, how bytes are copied, how a batch's end is answered.
+ */
+#include "transport/batch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "env/stats.h"
+#include "transport/engine.h"
+#include "transport/peer.h"
+#include "transport/ranges.h"
+
+#define TASK_LIMIT (UINT32_C(1) << 28) /* of a batch: numbers stay far from overflow */
+#define STRIDE_LIMIT 4096
+
+/* Why a request is left to Mooncake: a counter, or LOCAL for one that is not. */
+#define LOCAL TP_COUNTER_COUNT
+
+/* One submit under plan: on the stack of tp_submit_begin. */
+struct plan {
+    const struct tp_engine *engine;
+    const struct tp_requests *requests;
+    struct tp_batch *batch;
+    struct tp_part *part;
+    struct tp_task *tasks; /* of this submit */
+    struct tp_range_hint hint;
+    /* What the last request's handle stands for: */
+    bool known;
+    uint64_t handle;
+    struct tp_peer *peer; /* NULL: left to Mooncake for `reason` */
+    enum tp_counter reason;
+
+    uint64_t rest_bytes;
+    uint32_t reasons[TP_COUNTER_COUNT];
+};
+
+static struct tp_request request_at(const struct tp_requests *requests, size_t index) {
+    struct tp_request request;
+    memcpy(&request, (const char *)requests->base + index * requests->stride, sizeof(request));
+    return request;
+}
+
+/* ---- one request
+ * ------------------------------------------------------------------------------------------------------
+ */
+
+static bool plausible(const struct tp_request *request) {
+    uintptr_t source = (uintptr_t)request->source;
+    return (request->opcode == TP_OP_READ || request->opcode == TP_OP_WRITE) && source != 0 &&
+           request->length != 0 && source + request->length > source &&
+           request->target_offset + request->length > request->target_offset;
+}
+
+/* Let plan->peer be what `handle` stands for, with a reference held by the part. */
+static void resolve(struct plan *plan, uint64_t handle) {
+    if (plan->known && plan->handle == handle)
+        return;
+    plan->known = true;
+    plan->handle = handle;
+    plan->peer = NULL;
+    plan->reason = TP_FALLBACK_NO_PEER;
+    struct tp_name *name = tp_engine_name(plan->engine, handle);
+    if (!name)
+        return;
+    bool gone = false;
+    struct tp_peer *peer = tp_route_peer(name, &gone);
+    if (!peer) {
+        plan->reason = gone ? TP_FALLBACK_PEER_GONE : TP_FALLBACK_NO_PEER;
+        return;
+    }
+    uint64_t bit = UINT64_C(1) << tp_peer_slot(peer);
+    if (plan->part->held & bit)
+        tp_peer_release(peer); /* another handle of the same store */
+    plan->part->held |= bit;
+    plan->peer = peer;
+}
+
+/* Host memory is LOCAL. This is where device memory will part ways to the GPU's copy engines. */
+static enum tp_counter memory_reason(struct plan *plan, const struct tp_request *request) {
+    switch (tp_range_memory(request->source, request->length, &plan->hint)) {
+    case TP_MEMORY_HOST:
+        return LOCAL;
+    case TP_MEMORY_DEVICE:
+    case TP_MEMORY_UNKNOWN:
+        break;
+    }
+    return TP_FALLBACK_DEVICE_MEMORY;
+}
+
+static bool overlap(uintptr_t a, uintptr_t b, uint64_t bytes) {
+    return a < b ? b - a < bytes : a - b < bytes;
+}
+
+/* Plan one request into *ret_task. LOCAL, or the counter that says why it is Mooncake's. */
+static enum tp_counter plan_request(struct plan *plan, const struct tp_request *request,
+                                    struct tp_task *ret_task) {
+    if (!plausible(request))
+        return TP_FALLBACK_BAD_REQUEST;
+    resolve(plan, request->target_id);
+    if (!plan->peer)
+        return plan->reason;
+    enum tp_counter reason = memory_reason(plan, request);
+    if (reason != LOCAL)
+        return reason;
+    void *there = NULL;
+    switch (tp_peer_route(plan->peer, request->target_offset, request->length, &there)) {
+    case TP_ROUTE_OK:
+        break;
+    case TP_ROUTE_OUT_OF_RANGE:
+        return TP_FALLBACK_OUT_OF_RANGE;
+    case TP_ROUTE_NOT_IMPORTED:
+        return TP_FALLBACK_NOT_IMPORTED;
+    }
+    /* The copies may run in any order and direction. A process that is its own store has the memory
+     * at two addresses. */
+    uintptr_t source = (uintptr_t)request->source;
+    if (overlap(source, (uintptr_t)there, request->length) ||
+        (tp_peer_self(plan->peer) && overlap(source, request->target_offset, request->length)))
+        return TP_FALLBACK_BAD_REQUEST;
+    bool write = request->opcode == TP_OP_WRITE;
+    if (tp_copy_add(&plan->part->job, write ? there : request->source,
+                    write ? request->source : there, request->length, &ret_task->first,
+                    &ret_task->last) != 0)
+        return TP_FALLBACK_LIMIT;
+    ret_task->part = plan->part;
+    ret_task->bytes = request->length;
+    *(write ? &plan->part->write_bytes : &plan->part->read_bytes) += request->length;
+    return LOCAL;
+}
+
+/* ---- the whole submit
+ * --------------------------------------------------------------------------------------------------
+ */
+
+static void plan_requests(struct plan *plan) {
+    struct tp_part *part = plan->part;
+    uint32_t count = (uint32_t)plan->requests->count;
+    for (uint32_t i = 0; i < count; i++) {
+        struct tp_request request = request_at(plan->requests, i);
+        struct tp_task *task = &plan->tasks[i];
+        task->seen = false;
+        enum tp_counter reason = plan_request(plan, &request, task);
+        if (reason == LOCAL)
+            continue;
+        task->part = NULL;
+        task->bytes = plan->batch->real_count + part->rest_count;
+        part->rest_count++;
+        plan->rest_bytes += request.length;
+        plan->reasons[reason]++;
+    }
+    part->task_count = count;
+}
+
+static void count_forwarded(const struct plan *plan, uint64_t requests, uint64_t bytes) {
+    tp_count(TP_FORWARD_REQUESTS, requests);
+    tp_count(TP_FORWARD_BYTES, bytes);
+    for (int i = 0; i < TP_COUNTER_COUNT; i++) {
+        if (plan->reasons[i])
+            tp_count((enum tp_counter)i, plan->reasons[i]);
+    }
+}
+
+/* A call that is left to Mooncake before any of it was planned. */
+static enum tp_plan forward_unplanned(const struct tp_requests *requests, enum tp_counter reason) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < requests->count; i++)
+        bytes += request_at(requests, i).length;
+    tp_count(TP_FORWARD_REQUESTS, requests->count);
+    tp_count(TP_FORWARD_BYTES, bytes);
+    tp_count(reason, requests->count);
+    return TP_PLAN_NONE;
+}
+
+/* Copies of the rest's elements, whole: their tails are Mooncake's and differ between versions. */
+static bool copy_rest(struct plan *plan) {
+    struct tp_part *part = plan->part;
+    size_t stride = plan->requests->stride;
+    size_t need = (size_t)part->rest_count * stride;
+    if (need > part->rest_room) {
+        unsigned char *grown = realloc(part->rest, need);
+        if (!grown)
+            return false;
+        part->rest = grown;
+        part->rest_room = need;
+    }
+    unsigned char *at = part->rest;
+    for (uint32_t i = 0; i < part->task_count; i++) {
+        if (plan->tasks[i].part)
+            continue;
+        memcpy(at, (const char *)plan->requests->base + i * stride, stride);
+        at += stride;
+    }
+    return true;
+}
+
+static void release_peers(struct tp_part *part) {
+    while (part->held) {
+        uint32_t slot = (uint32_t)__builtin_ctzll(part->held);
+        part->held &= part->held - 1;
+        tp_peer_release(tp_peer_at(slot));
+    }
+}
+
+/* Under the lock: room for `count` more tasks. */
+static bool reserve_tasks(struct tp_batch *batch, size_t count) {
+    size_t need = batch->task_count + count;
+    if (need <= batch->task_room)
+        return true;
+    size_t room = need < 16 ? 16 : need + need / 2;
+    struct tp_task *grown = realloc(batch->tasks, room * sizeof(*grown));
+    if (!grown)
+        return false;
+    batch->tasks = grown;
+    batch->task_room = (uint32_t)room;
+    return true;
+}
+
+/* The batch with a pending part and room for the tasks; NULL when this call is Mooncake's for
+ * `*ret_reason`. */
+static struct tp_batch *open_batch(uint64_t batch_id, size_t capacity, size_t count,
+                                   enum tp_counter *ret_reason) {
+    struct tp_shard *shard = tp_shard_lock(batch_id);
+    struct tp_batch *batch = tp_shard_find(shard, batch_id);
+    bool fresh = !batch;
+    *ret_reason = TP_FALLBACK_LIMIT;
+    if (fresh)
+        batch = tp_shard_take(shard, batch_id);
+    /* Two submits at once for one batch, or more tasks than it was made for: Mooncake knows what to
+     * say. */
+    if (batch && !fresh && (batch->pending || (capacity && batch->task_count + count > capacity)))
+        batch = NULL;
+    if (batch) {
+        batch->pending = reserve_tasks(batch, count) ? tp_part_take(batch) : NULL;
+        if (!batch->pending) {
+            if (fresh) {
+                tp_shard_drop(shard, batch);
+                tp_shard_keep(shard, batch);
+            }
+            batch = NULL;
+        }
+    }
+    tp_shard_unlock(shard);
+    return batch;
+}
+
+/* Take the pending part back; forget a batch that has nothing here unless its calls must be
+ * counted. */
+static void close_pending(struct tp_batch *batch, bool count_calls) {
+    struct tp_shard *shard = tp_shard_lock(batch->id);
+    struct tp_part *part = batch->pending;
+    batch->pending = NULL;
+    release_peers(part);
+    tp_part_keep(batch, part);
+    if (count_calls)
+        batch->counts_calls = true;
+    if (batch->task_count == 0 && !batch->counts_calls) {
+        tp_shard_drop(shard, batch);
+        tp_shard_keep(shard, batch);
+    }
+    tp_shard_unlock(shard);
+}
+
+static enum tp_plan plan_submit(struct plan *plan, bool all_or_nothing) {
+    struct tp_part *part = plan->part;
+    plan_requests(plan);
+    uint32_t local = part->task_count - part->rest_count;
+    uint64_t all_bytes = plan->rest_bytes + part->read_bytes + part->write_bytes;
+    if (local > 0 && part->rest_count == 0)
+        return TP_PLAN_ALL;
+    if (local > 0 && all_or_nothing)
+        plan->reasons[TP_FALLBACK_SCATTER_MIXED] += local;
+    else if (local > 0 && !copy_rest(plan))
+        plan->reasons[TP_FALLBACK_LIMIT] += local;
+    else if (local > 0) {
+        count_forwarded(plan, part->rest_count, plan->rest_bytes);
+        tp_count(TP_MIXED_BATCHES, 1);
+        return TP_PLAN_MIXED;
+    }
+    count_forwarded(plan, part->task_count, all_bytes);
+    return TP_PLAN_NONE;
+}
+
+enum tp_plan tp_submit_begin(struct tp_engine *engine, uint64_t batch_id, size_t capacity,
+                             const struct tp_requests *requests, bool all_or_nothing,
+                             struct tp_submit *ret_submit) {
+    size_t count = requests->count;
+    if (!tp_transport_on() || !engine || count == 0 ||
+        requests->stride < sizeof(struct tp_request) || requests->stride > STRIDE_LIMIT)
+        return TP_PLAN_NONE;
+    enum tp_counter reason = TP_FALLBACK_LIMIT;
+    struct tp_batch *batch =
+        count < TASK_LIMIT ? open_batch(batch_id, capacity, count, &reason) : NULL;
+    if (!batch)
+        return forward_unplanned(requests, reason);
+    struct plan plan = {.engine = engine,
+                        .requests = requests,
+                        .batch = batch,
+                        .part = batch->pending,
+                        .tasks = batch->tasks + batch->task_count};
+    enum tp_plan result = plan_submit(&plan, all_or_nothing);
+    if (result == TP_PLAN_NONE) {
+        /* When this call fills the batch, no later one can follow it whose numbers would depend on
+         * it. */
+        close_pending(batch, count != capacity);
+        return TP_PLAN_NONE;
+    }
+    *ret_submit = (struct tp_submit){.batch = batch,
+                                     .first_task = batch->task_count,
+                                     .rest = {result == TP_PLAN_MIXED ? batch->pending->rest : NULL,
+                                              requests->stride, batch->pending->rest_count}};
+    return result;
+}
+
+void tp_submit_commit(struct tp_submit *submit) {
+    struct tp_batch *batch = submit->batch;
+    struct tp_part *part = batch->pending;
+    /* Before it can be seen: nobody asks about this submit before it has returned, so one lock is
+     * enough. */
+    bool done = tp_copy_start(&part->job);
+    struct tp_shard *shard = tp_shard_lock(batch->id);
+    batch->pending = NULL;
+    part->next = batch->parts;
+    batch->parts = part;
+    batch->task_count += part->task_count;
+    batch->local_count += part->task_count - part->rest_count;
+    batch->real_count += part->rest_count;
+    if (done)
+        tp_part_decide(part);
+    tp_shard_unlock(shard);
+}
+
+void tp_submit_abort(struct tp_submit *submit) {
+    close_pending(submit->batch, false);
+}
+
+/* A whole call's tasks get their numbers at Mooncake; batches without any here are asked about at
+ * Mooncake alone. */
+void tp_batch_count_call(struct tp_batch *batch, size_t count) {
+    if (batch->pending || count > TASK_LIMIT || !reserve_tasks(batch, count))
+        return;
+    for (size_t i = 0; i < count; i++)
+        batch->tasks[batch->task_count++] = (struct tp_task){.bytes = batch->real_count++};
+}
+
+/* ---- the end of the copies
+ * ---------------------------------------------------------------------------------------------- */
+
+bool tp_part_peers_alive(const struct tp_part *part) {
+    for (uint64_t held = part->held; held; held &= held - 1) {
+        if (!tp_peer_alive(tp_peer_at((uint32_t)__builtin_ctzll(held))))
+            return false;
+    }
+    return true;
+}
+
+static void count_completed(const struct tp_part *part) {
+    if (part->read_bytes)
+        tp_count(TP_LOCAL_READ_BYTES, part->read_bytes);
+    if (part->write_bytes)
+        tp_count(TP_LOCAL_WRITE_BYTES, part->write_bytes);
+    tp_count(TP_LOCAL_REQUESTS, part->task_count - part->rest_count);
+    tp_count(TP_LOCAL_BATCHES, 1);
+    if (part->held & (part->held - 1))
+        return; /* several stores in one batch: how much went to each is not kept */
+    struct tp_peer *peer = tp_peer_at((uint32_t)__builtin_ctzll(part->held));
+    if (part->read_bytes)
+        tp_peer_count(peer, false, part->read_bytes);
+    if (part->write_bytes)
+        tp_peer_count(peer, true, part->write_bytes);
+}
+
+/*
+ * A dead store's pages stay readable and writable, so the end of the copies alone proves nothing:
+ * success is answered only if the store was still there when the end was seen.
+ */
+void tp_part_decide(struct tp_part *part) {
+    if (part->state != TP_PART_RUNNING || !tp_copy_done(&part->job))
+        return;
+    if (tp_part_peers_alive(part)) {
+        part->state = TP_PART_COMPLETED;
+        count_completed(part);
+    } else {
+        part->state = TP_PART_FAILED;
+        tp_count(TP_COPY_FAILED, part->task_count - part->rest_count);
+    }
+    release_peers(part);
+}
+
+static void reap_batch(struct tp_batch *batch) {
+    for (struct tp_part *part = batch->parts; part; part = part->next) {
+        /* Small jobs wake nobody and wait for a poll; one that never comes must not hold a dead
+         * store's memory. */
+        for (unsigned i = 0; i < 4 && part->state == TP_PART_RUNNING; i++) {
+            if (!tp_copy_done(&part->job) && !tp_copy_help(&part->job))
+                break;
+            tp_part_decide(part);
+        }
+    }
+}
+
+void tp_batch_reap(void) {
+    tp_shard_visit(reap_batch);
+}

@@ -2,8 +2,9 @@
 /*
  * The slots of attached stores as the rest of transport/ sees them: find, hold, let go, alive.
  *
- * A reference and a slot's end exclude each other as in Dekker's algorithm: a taker raises refs, then looks at the generation; the
- * peer thread clears the generation, then looks at refs. Both are sequentially consistent, so one of them sees the other.
+ * A reference and a slot's end exclude each other as in Dekker's algorithm: a taker raises refs,
+ * then looks at the generation; the peer thread clears the generation, then looks at refs. Both are
+ * sequentially consistent, so one of them sees the other.
  *
  * It must not know: sockets, messages, mmap.
  */
@@ -41,7 +42,8 @@ struct tp_peer *tp_peer_acquire(uint32_t slot, uint64_t generation) {
     if (slot >= TP_PEERS || generation == 0)
         return NULL;
     struct tp_peer *peer = &tp_peers[slot];
-    /* A look before the write: a name that is out of date must not touch the line that busy threads share. */
+    /* A look before the write: a name that is out of date must not touch the line that busy threads
+     * share. */
     if (atomic_load_explicit(&peer->generation, memory_order_relaxed) != generation)
         return NULL;
     atomic_fetch_add(&peer->refs, 1);
@@ -92,7 +94,8 @@ void tp_peer_names_changed(void) {
 }
 
 void tp_peer_publish(struct tp_peer *peer, struct tp_name *name, bool self) {
-    peer->self = self;
+    if (atomic_load(&peer->generation) == 0) /* readers look at it only after the generation */
+        peer->self = self;
     atomic_store(&peer->name, name);
     atomic_store(&peer->alive, true);
     atomic_store(&peer->generation, ++last_generation);

@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The peer thread: watches the directory for stores, connects to each, and keeps their links going.
+ * It never waits for any of them: a stopped or hostile store costs a bounded share of this thread
+ * and nothing else.
+ *
+ * It must not know: what is said on a link (link.c), batches.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/inotify.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "env/env.h"
+#include "env/stats.h"
+#include "transport/link.h"
+#include "transport/peer.h"
+
+#define RESCAN_MS                                                                                  \
+    1000 /* also finds what inotify does not tell: network file systems, a directory made anew */
+#define HELD_MS 50     /* between looks at mappings that wait for their last reference */
+#define BACKOFF_MS 250 /* doubled after each failure */
+#define BACKOFF_MAX 7  /* doublings: 32 s */
+#define STORES 1024    /* entries of the directory that are remembered */
+#define EVENTS 32
+
+enum store_state { STORE_FREE, STORE_WAITING, STORE_LINKED, STORE_SHUNNED };
+
+/* An entry of the directory. */
+struct store {
+    enum store_state state;
+    uint8_t instance[16];
+    uint64_t next_try_ms;
+    unsigned failures;
+    unsigned link;
+    bool seen; /* in this scan */
+};
+
+enum { TAG_KICK = TP_PEERS, TAG_WATCH };
+
+static struct {
+    const struct tp_config *config;
+    struct tp_link_self self;
+    pthread_t thread;
+    bool running;
+    int dir_fd, epoll_fd, kick_fd, watch_fd;
+    int watch;
+    struct tp_link links[TP_PEERS];
+    struct store stores[STORES];
+    uint64_t next_scan_ms;
+    char dir_error[256]; /* said last, so that it is said once */
+} finder = {.dir_fd = -1, .epoll_fd = -1, .kick_fd = -1, .watch_fd = -1, .watch = -1};
+
+static _Atomic bool finder_stop;
+static _Atomic bool kick_pending;
+static _Atomic int kick_fd = -1; /* what tp_peer_kick writes to */
+static void (*_Atomic reaper)(void);
+
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+void tp_peer_set_reaper(void (*reap)(void)) {
+    atomic_store(&reaper, reap);
+}
+
+void tp_peer_kick(void) {
+    uint64_t one = 1;
+    if (tp_inert() || atomic_load(&kick_fd) < 0 || atomic_exchange(&kick_pending, true))
+        return;
+    ssize_t written = write(atomic_load(&kick_fd), &one, sizeof(one));
+    (void)written; /* it cannot be full: at most one wake is pending */
+}
+
+/* ---- the directory
+ * ---------------------------------------------------------------------------------------------------
+ */
+
+static void dir_close(void) {
+    if (finder.watch >= 0)
+        (void)inotify_rm_watch(finder.watch_fd, finder.watch);
+    finder.watch = -1;
+    if (finder.dir_fd >= 0) {
+        tp_fork_close_remove(finder.dir_fd);
+        close(finder.dir_fd);
+    }
+    finder.dir_fd = -1;
+}
+
+/* Has the path come to mean another directory since it was opened? */
+static bool dir_changed(void) {
+    struct stat opened, named;
+    return stat(finder.config->engine.socket_dir, &named) != 0 ||
+           fstat(finder.dir_fd, &opened) != 0 || opened.st_dev != named.st_dev ||
+           opened.st_ino != named.st_ino;
+}
+
+static void dir_open(void) {
+    const char *path = finder.config->engine.socket_dir;
+    char error[256] = "";
+    int fd = tp_host_open_dir(path, false, finder.config, error, sizeof(error));
+    if (fd < 0) {
+        if (fd != -ENOENT && strncmp(error, finder.dir_error, sizeof(error) - 1) != 0) {
+            snprintf(finder.dir_error, sizeof(finder.dir_error), "%s", error);
+            tp_log(TP_LOG_WARN, "%s; transfers go through Mooncake until then", error);
+        }
+        return;
+    }
+    finder.dir_error[0] = 0;
+    finder.dir_fd = fd;
+    (void)tp_fork_close_add(fd);
+    char watched[64];
+    snprintf(watched, sizeof(watched), "/proc/self/fd/%d", fd);
+    if (finder.watch_fd >= 0)
+        finder.watch =
+            inotify_add_watch(finder.watch_fd, watched, IN_CREATE | IN_MOVED_TO | IN_DELETE_SELF);
+}
+
+static struct store *store_by_id(const uint8_t instance[static 16]) {
+    struct store *unused = NULL;
+    for (unsigned i = 0; i < STORES; i++) {
+        struct store *store = &finder.stores[i];
+        if (store->state == STORE_FREE)
+            unused = unused ? unused : store;
+        else if (memcmp(store->instance, instance, sizeof(store->instance)) == 0)
+            return store;
+    }
+    if (unused) {
+        *unused = (struct store){.state = STORE_WAITING};
+        memcpy(unused->instance, instance, sizeof(unused->instance));
+    }
+    return unused;
+}
+
+static void scan_entries(void) {
+    int fd = openat(finder.dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!dir) {
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    for (unsigned i = 0; i < STORES; i++)
+        finder.stores[i].seen = false;
+    struct dirent *entry;
+    while ((entry = readdir(dir))) {
+        uint8_t instance[16];
+        if (tp_wire_parse_name(entry->d_name, instance) != 's')
+            continue;
+        struct store *store = store_by_id(instance);
+        if (store)
+            store->seen = true;
+    }
+    closedir(dir);
+    for (unsigned i = 0; i < STORES; i++) {
+        struct store *store = &finder.stores[i];
+        if (!store->seen && store->state != STORE_LINKED)
+            store->state = STORE_FREE;
+    }
+}
+
+/* ---- links
+ * ------------------------------------------------------------------------------------------------------------
+ */
+
+static void store_failed(struct store *store, enum tp_link_end end, uint64_t now) {
+    store->state = end == TP_LINK_REFUSED || end == TP_LINK_BROKEN ? STORE_SHUNNED : STORE_WAITING;
+    store->next_try_ms = now + ((uint64_t)BACKOFF_MS << store->failures);
+    if (store->failures < BACKOFF_MAX)
+        store->failures++;
+}
+
+static void link_ended(unsigned index, enum tp_link_end end, uint64_t now) {
+    struct tp_link *link = &finder.links[index];
+    if (end == TP_LINK_BROKEN) {
+        tp_count(TP_PEERS_REFUSED, 1);
+        tp_log(
+            TP_LOG_WARN,
+            "store %02x%02x%02x%02x (%s) does not keep to the protocol: not used; is it the same "
+            "version of Tidepool?",
+            link->instance[0], link->instance[1], link->instance[2], link->instance[3],
+            link->name ? link->name->text : "unnamed");
+    }
+    for (unsigned i = 0; i < STORES; i++) {
+        struct store *store = &finder.stores[i];
+        if (store->state != STORE_LINKED || store->link != index)
+            continue;
+        if (link->state == TP_LINK_OPEN)
+            store->failures = 0;
+        store_failed(store, end, now);
+    }
+    tp_link_end(link);
+}
+
+/* Is the process behind this socket one that we talk to? */
+static enum tp_link_end check_uid(int fd) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    uint32_t uid = 0;
+    int error = tp_wire_check_peer(fd, finder.config, &uid, NULL);
+    if (error == -EACCES) {
+        tp_count(TP_PEERS_REFUSED, 1);
+        tp_log_once(&said, TP_LOG_WARN,
+                    "a store of uid %u in %s is not used: its uid is neither root nor ours (%u); "
+                    "TIDEPOOL_ALLOW_UIDS=%u allows it",
+                    uid, finder.config->engine.socket_dir, (unsigned)geteuid(), uid);
+        return TP_LINK_REFUSED;
+    }
+    return error ? TP_LINK_EOF : TP_LINK_LIVES;
+}
+
+static void store_connect(struct store *store, unsigned index, uint64_t now) {
+    char name[64] = "s-";
+    for (unsigned i = 0; i < 16; i++)
+        snprintf(name + 2 + (size_t)2 * i, 3, "%02x", store->instance[i]);
+    strcat(name, ".sock");
+    int fd = tp_wire_connect(finder.dir_fd, name);
+    if (fd < 0) {
+        store_failed(store, TP_LINK_SILENT, now);
+        return;
+    }
+    enum tp_link_end end = check_uid(fd);
+    if (end != TP_LINK_LIVES) {
+        close(fd);
+        store_failed(store, end, now);
+        return;
+    }
+    struct tp_link *link = &finder.links[index];
+    if (tp_link_begin(link, fd, store->instance, &finder.self, now) != 0) {
+        store_failed(store, TP_LINK_SILENT, now);
+        return;
+    }
+    store->state = STORE_LINKED;
+    store->link = index;
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = index};
+    if (epoll_ctl(finder.epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
+        link_ended(index, TP_LINK_SILENT, now);
+}
+
+static void connect_due(uint64_t now) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    unsigned index = 0;
+    for (unsigned i = 0; i < STORES && finder.dir_fd >= 0; i++) {
+        struct store *store = &finder.stores[i];
+        if (store->state != STORE_WAITING || !store->seen || now < store->next_try_ms)
+            continue;
+        while (index < TP_PEERS && finder.links[index].state != TP_LINK_FREE)
+            index++;
+        if (index == TP_PEERS) {
+            tp_log_once(&said, TP_LOG_WARN,
+                        "%s has more than %d stores: the others are left to Mooncake",
+                        finder.config->engine.socket_dir, TP_PEERS);
+            return;
+        }
+        store_connect(store, index, now);
+    }
+}
+
+static void scan(uint64_t now) {
+    finder.next_scan_ms = now + RESCAN_MS;
+    if (finder.dir_fd >= 0 && dir_changed())
+        dir_close();
+    if (finder.dir_fd < 0)
+        dir_open();
+    if (finder.dir_fd >= 0)
+        scan_entries();
+}
+
+/* All links in turn. Returns how long to sleep at most. */
+static int work(uint64_t now) {
+    bool busy = false;
+    bool held = false;
+    int timeout = (int)(finder.next_scan_ms > now ? finder.next_scan_ms - now : 0);
+    for (unsigned i = 0; i < TP_PEERS; i++) {
+        struct tp_link *link = &finder.links[i];
+        if (link->state == TP_LINK_HELLO || link->state == TP_LINK_OPEN) {
+            enum tp_link_end end = tp_link_work(link, now, &busy);
+            if (end != TP_LINK_LIVES)
+                link_ended(i, end, now);
+        }
+        if (tp_link_held(link) && (link->state != TP_LINK_DRAIN || !tp_link_drain(link)))
+            held = true;
+    }
+    void (*reap)(void) = atomic_load(&reaper);
+    if (held && reap)
+        reap();
+    if (busy)
+        return 0;
+    return held && timeout > HELD_MS ? HELD_MS : timeout;
+}
+
+static void drain_fd(int fd) {
+    char buffer[4096];
+    while (read(fd, buffer, sizeof(buffer)) > 0)
+        ;
+}
+
+static void *run(void *arg) {
+    (void)arg;
+    int timeout = 0;
+    while (!atomic_load(&finder_stop)) {
+        struct epoll_event events[EVENTS];
+        int count = epoll_wait(finder.epoll_fd, events, EVENTS, timeout);
+        uint64_t now = now_ms();
+        bool look = now >= finder.next_scan_ms;
+        for (int i = 0; i < count; i++) {
+            uint32_t tag = events[i].data.u32;
+            if (tag >= TP_PEERS) {
+                drain_fd(tag == TAG_KICK ? finder.kick_fd : finder.watch_fd);
+                if (tag == TAG_KICK)
+                    atomic_store(&kick_pending, false);
+                look = true;
+                continue;
+            }
+            enum tp_link_end end = tp_link_read(&finder.links[tag], &finder.self);
+            if (end != TP_LINK_LIVES)
+                link_ended(tag, end, now);
+        }
+        if (look)
+            scan(now);
+        connect_due(now);
+        timeout = work(now);
+    }
+    return NULL;
+}
+
+/* ---- start and stop
+ * ---------------------------------------------------------------------------------------------------
+ */
+
+static void close_listed(int *fd) {
+    if (*fd >= 0) {
+        tp_fork_close_remove(*fd);
+        close(*fd);
+    }
+    *fd = -1;
+}
+
+static int watch_fd_in_epoll(int fd, uint32_t tag) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = tag};
+    (void)tp_fork_close_add(fd);
+    return epoll_ctl(finder.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? 0 : -errno;
+}
+
+static void close_fds(void) {
+    atomic_store(&kick_fd, -1);
+    dir_close();
+    close_listed(&finder.watch_fd);
+    close_listed(&finder.kick_fd);
+    close_listed(&finder.epoll_fd);
+}
+
+static int open_fds(void) {
+    finder.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (finder.epoll_fd < 0)
+        return -errno;
+    (void)tp_fork_close_add(finder.epoll_fd);
+    finder.kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (finder.kick_fd < 0)
+        return -errno;
+    int error = watch_fd_in_epoll(finder.kick_fd, TAG_KICK);
+    if (error)
+        return error;
+    /* Instances of inotify are few (128 a user); without one the rescan finds stores a second
+     * later. */
+    finder.watch_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    if (finder.watch_fd >= 0 && watch_fd_in_epoll(finder.watch_fd, TAG_WATCH) != 0)
+        close_listed(&finder.watch_fd);
+    return 0;
+}
+
+static int learn_self(void) {
+    static const uint8_t none[16];
+    int page;
+    finder.self.netns = tp_host_netns();
+    (void)tp_stats_open(
+        &page); /* makes the instance id that the counters, and HELLO, are known by */
+    memcpy(finder.self.instance, tp_stats_page()->instance, sizeof(finder.self.instance));
+    if (memcmp(finder.self.instance, none, sizeof(none)) == 0) {
+        int error = tp_random_id(finder.self.instance);
+        if (error)
+            return error;
+    }
+    return tp_host_identity(finder.config->boot_id_only, finder.self.identity);
+}
+
+int tp_peer_start(const struct tp_config *config) {
+    if (finder.running)
+        return 0;
+    finder.config = config;
+    finder.next_scan_ms = 0;
+    finder.dir_error[0] = 0;
+    memset(finder.stores, 0, sizeof(finder.stores));
+    for (unsigned i = 0; i < TP_PEERS; i++) {
+        finder.links[i].peer = tp_peer_at(i);
+        if (finder.links[i].state != TP_LINK_DRAIN) /* what an earlier stop had to leave */
+            finder.links[i].state = TP_LINK_FREE;
+    }
+    atomic_store(&finder_stop, false);
+    atomic_store(&kick_pending, false);
+    int error = learn_self();
+    if (!error)
+        error = open_fds();
+    if (!error)
+        error = tp_thread_start("tidepool-peer", run, NULL, &finder.thread);
+    if (error) {
+        tp_log(TP_LOG_ERROR, "cannot look for stores in %s: %s; transfers go through Mooncake",
+               config->engine.socket_dir, strerror(-error));
+        close_fds();
+        return error;
+    }
+    finder.running = true;
+    atomic_store(&kick_fd, finder.kick_fd);
+    return 0;
+}
+
+void tp_peer_stop(void) {
+    if (!finder.running)
+        return;
+    atomic_store(&finder_stop, true);
+    atomic_store(&kick_pending, false);
+    tp_peer_kick();
+    pthread_join(finder.thread, NULL);
+    for (unsigned i = 0; i < TP_PEERS; i++) {
+        struct tp_link *link = &finder.links[i];
+        if (link->state == TP_LINK_HELLO || link->state == TP_LINK_OPEN)
+            tp_link_end(link);
+        if (link->state == TP_LINK_DRAIN)
+            (void)tp_link_drain(link);
+    }
+    close_fds();
+    finder.running = false;
+}
