@@ -75,9 +75,11 @@ static struct result measure(unsigned n, uint64_t first_id) {
     return best;
 }
 
+static struct result results[4];
+
 static void *in_thread(void *arg) {
     struct result *result = arg;
-    *result = measure(61, 0x100000000u + (uint64_t)(uintptr_t)arg * 64);
+    *result = measure(61, 0x100000000u + ((uint64_t)(result - results) << 24));
     return NULL;
 }
 
@@ -104,7 +106,6 @@ int main(void) {
             sizes[i], r.plan_ns, SLICE, r.commit_ns, r.poll_ns, r.free_ns);
     }
     pthread_t threads[4];
-    struct result results[4];
     for (int i = 0; i < 4; i++) {
         if (pthread_create(&threads[i], NULL, in_thread, &results[i]) != 0)
             return 1;

@@ -72,6 +72,7 @@ Test(peer, hostile_stores_are_left_alone, .timeout = 60) {
         FAKE_OTHER_HOST,  FAKE_OTHER_INSTANCE, FAKE_SMALL_PIECE, FAKE_UNSEALED, FAKE_UNASKED,
         FAKE_BAD_SEGMENT, FAKE_NOISE,          FAKE_EARLY,       FAKE_NO_PIECES};
     start();
+    cr_assert(attaches(FAKE_GOOD, 5000)); /* the directory is open now */
     unsigned fds = open_fds();
     for (unsigned i = 0; i < sizeof(manners) / sizeof(manners[0]); i++)
         cr_expect(!attaches(manners[i], 300), "manner %d", manners[i]);
