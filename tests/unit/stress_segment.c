@@ -133,7 +133,7 @@ int main(void) {
     snprintf(config.store.socket_dir, sizeof config.store.socket_dir,
              "/tmp/tidepool-stress-XXXXXX");
     require(mkdtemp(config.store.socket_dir) != NULL, "a directory");
-    require(pthread_create(&looker, NULL, look_up, &looker) == 0, "a thread");
+    require(pthread_create(&looker, NULL, look_up, NULL) == 0, "a thread");
     for (unsigned i = 0; i < 2; i++)
         require(pthread_create(&owners[i], NULL, own_segments, NULL) == 0 &&
                     pthread_create(&clients[i], NULL, be_client, NULL) == 0,
