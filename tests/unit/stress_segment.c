@@ -58,8 +58,9 @@ static void *own_segments(void *arg) {
 
 static void *look_up(void *arg) {
     static char here;
+    (void)arg;
     while (!atomic_load(&stop))
-        require(!tp_segment_contains(&here) && !tp_segment_contains(arg), "not contained");
+        require(!tp_segment_contains(&here), "not contained");
     return NULL;
 }
 
@@ -133,7 +134,7 @@ int main(void) {
     snprintf(config.store.socket_dir, sizeof config.store.socket_dir,
              "/tmp/tidepool-stress-XXXXXX");
     require(mkdtemp(config.store.socket_dir) != NULL, "a directory");
-    require(pthread_create(&looker, NULL, look_up, &looker) == 0, "a thread");
+    require(pthread_create(&looker, NULL, look_up, NULL) == 0, "a thread");
     for (unsigned i = 0; i < 2; i++)
         require(pthread_create(&owners[i], NULL, own_segments, NULL) == 0 &&
                     pthread_create(&clients[i], NULL, be_client, NULL) == 0,
