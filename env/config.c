@@ -240,7 +240,7 @@ static void parse_store_dirs(const struct tp_parse *parse, const char *cumem_dir
         tp_parse_inactive(parse->config, "MC_STORE_CUMEM_SOCKET_DIR");
         return;
     }
-    if (!strcmp(segment_dir, "memfd")) {
+    if (segment_dir && !strcmp(segment_dir, "memfd")) {
         store->kind = TP_SEGMENT_MEMFD;
         if (!socket_dir)
             tp_parse_wrong(
@@ -248,7 +248,7 @@ static void parse_store_dirs(const struct tp_parse *parse, const char *cumem_dir
                 "TIDEPOOL_SOCKET_DIR is not set, and MC_STORE_SHM_SEGMENT_DIR=memfd has no "
                 "directory of its own "
                 "(expected the directory for the store's socket, which engines name too)");
-    } else {
+    } else if (segment_dir) {
         store->kind = TP_SEGMENT_FILES;
         tp_parse_directory(parse->config, TP_STORE_HALF, "MC_STORE_SHM_SEGMENT_DIR", segment_dir,
                            store->segment_dir);

@@ -8,6 +8,7 @@
  * It must not know: environment variables other than this one's name.
  */
 #include "env/config_parse.h"
+#include "env/text.h"
 #include "env/values.h"
 
 #include <errno.h>
@@ -25,8 +26,20 @@
 struct shm_parse {
     struct tp_config *config;
     const char *source; /* "MC_TENT_CONF" or the file's path */
+    const json_t *root;
     const json_t *shm;
 };
+
+/* TENT takes "transports/shm/KEY" at the top as well, where there is no such path of objects. */
+static const json_t *find_value(const struct shm_parse *parse, const char *key) {
+    const json_t *value = json_object_get(parse->shm, key);
+    char flat[64];
+
+    if (value)
+        return value;
+    tp_text_format(flat, sizeof(flat), "transports/shm/%s", key);
+    return json_object_get(parse->root, flat);
+}
 
 static int read_whole(int fd, char *ret_text, size_t room, size_t *ret_bytes) {
     size_t done = 0;
@@ -175,7 +188,7 @@ static void wrong_value(const struct shm_parse *parse, const char *key, const js
 }
 
 static void parse_flag(const struct shm_parse *parse, const char *key, bool *ret_value) {
-    const json_t *value = json_object_get(parse->shm, key);
+    const json_t *value = find_value(parse, key);
 
     if (!value)
         return;
@@ -187,7 +200,7 @@ static void parse_flag(const struct shm_parse *parse, const char *key, bool *ret
 
 static void parse_count(const struct shm_parse *parse, const char *key, unsigned max,
                         const char *expected, unsigned *ret_value) {
-    const json_t *value = json_object_get(parse->shm, key);
+    const json_t *value = find_value(parse, key);
 
     if (!value)
         return;
@@ -199,7 +212,7 @@ static void parse_count(const struct shm_parse *parse, const char *key, unsigned
 }
 
 static void parse_bytes(const struct shm_parse *parse, const char *key, uint64_t *ret_bytes) {
-    const json_t *value = json_object_get(parse->shm, key);
+    const json_t *value = find_value(parse, key);
 
     if (!value)
         return;
@@ -213,7 +226,7 @@ static void parse_bytes(const struct shm_parse *parse, const char *key, uint64_t
 static void parse_copy_engine(const struct shm_parse *parse) {
     static const char *const names[] = {
         [TP_COPY_AUTO] = "auto", [TP_COPY_DMA] = "dma", [TP_COPY_KERNEL] = "kernel"};
-    const json_t *value = json_object_get(parse->shm, "copy_engine");
+    const json_t *value = find_value(parse, "copy_engine");
 
     if (!value)
         return;
@@ -229,7 +242,7 @@ static void parse_copy_engine(const struct shm_parse *parse) {
 /* The directory under `key`; empty when it is not set or wrong. */
 static void parse_dir(const struct shm_parse *parse, const char *key,
                       char ret_dir[static PATH_MAX]) {
-    const json_t *value = json_object_get(parse->shm, key);
+    const json_t *value = find_value(parse, key);
     char name[256];
 
     ret_dir[0] = '\0';
@@ -239,8 +252,7 @@ static void parse_dir(const struct shm_parse *parse, const char *key,
         wrong_value(parse, key, value, "a directory's absolute path");
         return;
     }
-    strcpy(name, "transports.shm.");
-    strcat(name, key);
+    tp_text_format(name, sizeof(name), "transports.shm.%s", key);
     tp_parse_directory(parse->config, TP_ENGINE_HALF, name, json_string_value(value), ret_dir);
 }
 
@@ -294,9 +306,9 @@ static void note_keys(const struct shm_parse *parse) {
                 "transports.shm.%.64s in %.120s is not a setting of Tidepool; left to Mooncake",
                 key, parse->source);
         } else if (!known_keys[i].active) {
-            char name[64] = "transports.shm.";
+            char name[64];
 
-            strcat(name, known_keys[i].key);
+            tp_text_format(name, sizeof(name), "transports.shm.%s", known_keys[i].key);
             tp_parse_inactive(parse->config, name);
         }
     }
@@ -326,9 +338,10 @@ void tp_parse_tent_conf(struct tp_config *config, const char *value) {
     root = load(config, value, &parse.source);
     if (!root)
         return;
+    parse.root = root;
     transports = json_object_get(root, "transports");
     parse.shm = json_object_get(transports, "shm");
-    enable = json_object_get(parse.shm, "enable");
+    enable = find_value(&parse, "enable");
     if (!json_is_object(root)) {
         tp_parse_wrong(config, TP_ENGINE_HALF,
                        "MC_TENT_CONF: %.160s holds no JSON object (expected {...})", parse.source);

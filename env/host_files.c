@@ -45,7 +45,7 @@ int tp_host_read_text(const char *path, char *ret_text, size_t bytes) {
 }
 
 int tp_host_read_u64(const char *path, uint64_t *ret_value) {
-    char text[64];
+    char text[64] = "";
     char *end;
     unsigned long long value;
     int rc = tp_host_read_text(path, text, sizeof(text));

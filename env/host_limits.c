@@ -133,6 +133,8 @@ static void each_level(const char *mount, const char *controller,
 
     if (!own_cgroup(controller, path, sizeof(path)))
         return;
+    if (!strcmp(path, "/"))
+        path[0] = '\0';
     for (;;) {
         char *slash = strrchr(path, '/');
         int length = snprintf(dir, sizeof(dir), "%s%s", mount, path);

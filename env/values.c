@@ -100,8 +100,11 @@ int tp_value_list(const char *text, uint64_t max, unsigned limit, uint64_t *ret_
         if (rc == 0 && last < first)
             rc = -EINVAL;
         /* A range of more numbers than fit fails after `limit` of them. */
-        for (uint64_t number = first; rc == 0 && number <= last; number++)
+        for (uint64_t number = first; rc == 0; number++) {
             rc = add_number(number, limit, ret_numbers, &count);
+            if (number == last)
+                break;
+        }
         if (rc < 0)
             return rc;
         text += strspn(text, " ");

@@ -39,8 +39,8 @@ static int read_number(const char *directory, const char *name, uint64_t *ret_va
 
 int tp_hugepages_read(uint64_t page_bytes, int node, struct tp_hugepages *ret_pool) {
     char directory[160];
-    uint64_t free_pages;
-    uint64_t total;
+    uint64_t free_pages = 0;
+    uint64_t total = 0;
     uint64_t promised = 0;
     uint64_t surplus = 0;
     uint64_t overcommit = 0;

@@ -45,11 +45,11 @@ enum overlay_state { FREE, BUILDING, READY, LEAVING };
 struct overlay {
     _Atomic uintptr_t base;
     _Atomic uintptr_t bytes;
-    enum overlay_state state;
     uintptr_t claimed, claimed_bytes; /* the range while it is not FREE: overlaps are refused */
     uint64_t id;
-    bool published;
     struct tp_pieces pieces;
+    enum overlay_state state;
+    bool published;
 };
 
 static struct overlay table[TP_WIRE_MAX_SEGMENTS];
@@ -204,7 +204,7 @@ int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
                        const struct tp_config *config) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct overlay *overlay = NULL;
-    struct tp_pieces pieces;
+    struct tp_pieces pieces = {0};
     uint64_t held = 0;
     if (tp_inert())
         return -ECHILD;

@@ -16,24 +16,28 @@
 static const char *const level_words[] = {"OK", "WARN", "FAIL"};
 
 static void print_help(FILE *out) {
-    (void)fputs("usage: tidepool doctor [--python PYTHON] [--json]\n"
-                "\n"
-                "Is this host fit for Tidepool, is what this environment configures right, and is the Mooncake that PYTHON imports\n"
-                "one that Tidepool knows? One line a finding: OK, WARN (works, but see) or FAIL (will not work), what was looked\n"
-                "at, what was found, and what to do. Nothing is changed.\n"
-                "\n"
-                "  --python PYTHON   the interpreter that runs Mooncake (default: python3 on PATH)\n"
-                "  --no-python       leave Mooncake out (for hosts where it runs in containers only)\n"
-                "  --json            the findings as JSON\n"
-                "\n"
-                "Run it in the environment of the store and in that of the engine: 'tidepool run ... -- tidepool doctor'.\n"
-                "\n"
-                "Exit status: 0 fit (warnings allowed), 1 not fit, 2 wrong usage.\n",
-                out);
+    (void)fputs(
+        "usage: tidepool doctor [--python PYTHON] [--json]\n"
+        "\n"
+        "Is this host fit for Tidepool, is what this environment configures right, and is the "
+        "Mooncake that PYTHON imports\n"
+        "one that Tidepool knows? One line a finding: OK, WARN (works, but see) or FAIL (will not "
+        "work), what was looked\n"
+        "at, what was found, and what to do. Nothing is changed.\n"
+        "\n"
+        "  --python PYTHON   the interpreter that runs Mooncake (default: python3 on PATH)\n"
+        "  --no-python       leave Mooncake out (for hosts where it runs in containers only)\n"
+        "  --json            the findings as JSON\n"
+        "\n"
+        "Run it in the environment of the store and in that of the engine: 'tidepool run ... -- "
+        "tidepool doctor'.\n"
+        "\n"
+        "Exit status: 0 fit (warnings allowed), 1 not fit, 2 wrong usage.\n",
+        out);
 }
 
-void finding_add(struct findings *findings, enum finding_level level, const char *what, const char *advice,
-                 const char *value, ...) {
+void finding_add(struct findings *findings, enum finding_level level, const char *what,
+                 const char *advice, const char *value, ...) {
     char text[1024];
     va_list arguments;
 
@@ -71,8 +75,8 @@ static void print_text(const struct findings *findings) {
 
     for (size_t i = 0; i < findings->count; i++) {
         const struct finding *f = &findings->list[i];
-        (void)printf("%-4s  %-18s  %s%s%s\n", level_words[f->level], f->what, f->value, f->advice[0] ? " -- " : "",
-                     f->advice);
+        (void)printf("%-4s  %-18s  %s%s%s\n", level_words[f->level], f->what, f->value,
+                     f->advice[0] ? " -- " : "", f->advice);
     }
     (void)printf("%s: ", failures ? "NOT FIT" : "FIT");
     text_count(stdout, failures, "failure");
@@ -87,10 +91,12 @@ static void print_json(const struct findings *findings) {
 
     for (size_t i = 0; i < findings->count; i++) {
         const struct finding *f = &findings->list[i];
-        (void)json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "level", level_words[f->level], "what",
-                                                    f->what, "value", f->value, "advice", f->advice));
+        (void)json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "level",
+                                                    level_words[f->level], "what", f->what, "value",
+                                                    f->value, "advice", f->advice));
     }
-    root = json_pack("{s:i, s:b, s:o}", "format", 1, "fit", count_level(findings, FINDING_FAIL) == 0, "findings", list);
+    root = json_pack("{s:i, s:b, s:o}", "format", 1, "fit",
+                     count_level(findings, FINDING_FAIL) == 0, "findings", list);
     if (root) {
         (void)json_dumpf(root, stdout, JSON_INDENT(2));
         (void)putchar('\n');
@@ -100,8 +106,10 @@ static void print_json(const struct findings *findings) {
 
 int tool_doctor(int argc, char **argv) {
     static const struct option known[] = {
-        {"python", required_argument, NULL, 'p'}, {"no-python", no_argument, NULL, 'n'},
-        {"json", no_argument, NULL, 'j'},         {"help", no_argument, NULL, 'h'},
+        {"python", required_argument, NULL, 'p'},
+        {"no-python", no_argument, NULL, 'n'},
+        {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
     const char *python = "python3";
@@ -128,7 +136,8 @@ int tool_doctor(int argc, char **argv) {
             return TOOL_OK;
         default:
             tool_error("doctor", "%s '%s' (tidepool doctor --help)",
-                       option == ':' ? "a value is missing after" : "unknown option", argv[optind - 1]);
+                       option == ':' ? "a value is missing after" : "unknown option",
+                       argv[optind - 1]);
             return TOOL_USAGE;
         }
     }

@@ -25,11 +25,11 @@ struct findings {
 };
 
 /*
- * Add one. `value` is a format; the text is cleaned, since much of it comes from files, environment and Python. `advice` may be
- * NULL.
+ * Add one. `value` is a format; the text is cleaned, since much of it comes from files, environment
+ * and Python. `advice` may be NULL.
  */
-void finding_add(struct findings *findings, enum finding_level level, const char *what, const char *advice,
-                 const char *value, ...) __attribute__((format(printf, 5, 6)));
+void finding_add(struct findings *findings, enum finding_level level, const char *what,
+                 const char *advice, const char *value, ...) __attribute__((format(printf, 5, 6)));
 
 /* The machine: CPU, kernel, memory, limits, identity. `config` says what is needed of it. */
 void doctor_host(const struct tp_config *config, struct findings *findings);
@@ -37,8 +37,8 @@ void doctor_host(const struct tp_config *config, struct findings *findings);
 /* What this environment tells the library: settings, directories, LD_PRELOAD. */
 void doctor_settings(const struct tp_config *config, struct findings *findings);
 
-/* The Mooncake that `python` imports, looked at in a child process. `chosen`: the user named it, so a Python without Mooncake is a
- * failure. */
+/* The Mooncake that `python` imports, looked at in a child process. `chosen`: the user named it, so
+ * a Python without Mooncake is a failure. */
 void doctor_mooncake(const char *python, bool chosen, struct findings *findings);
 
 #endif

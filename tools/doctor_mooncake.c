@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Is the Mooncake of a Python one that the hooks fit? Which symbols are needed is read from shim/hooks.def, the table that the hooks
- * themselves are made from.
+ * Is the Mooncake of a Python one that the hooks fit? Which symbols are needed is read from
+ * shim/hooks.def, the table that the hooks themselves are made from.
  */
 #include "tools/doctor.h"
 #include "tools/probe.h"
@@ -25,7 +25,8 @@ struct hook {
 };
 
 static const struct hook hooks[] = {
-#define HOOK(identifier, result, parameters, mangled, role, since, why) {#identifier, mangled, ROLE_##role, since},
+#define HOOK(identifier, result, parameters, mangled, role, since, why)                            \
+    {#identifier, mangled, ROLE_##role, since},
 #include "shim/hooks.def"
 #undef HOOK
 };
@@ -78,9 +79,11 @@ static bool expected(const struct hook *hook, const struct module *module) {
     case ROLE_LINK:
         return true;
     case ROLE_TRANSFER13:
-        return module->element_bytes ? module->element_bytes > 48 : module->version >= parse_version("0.3.13");
+        return module->element_bytes ? module->element_bytes > 48
+                                     : module->version >= parse_version("0.3.13");
     case ROLE_TENT:
-        return module->tent && (set_in_environment("MC_USE_TENT") || set_in_environment("MC_USE_TEV1"));
+        return module->tent &&
+               (set_in_environment("MC_USE_TENT") || set_in_environment("MC_USE_TEV1"));
     case ROLE_STORE:
     case ROLE_OPTIONAL:
         return false;
@@ -99,18 +102,21 @@ static bool any_variant(const struct module *module, const char *prefix) {
 }
 
 /* "te_open mt_free": what is missing of one importance. */
-static size_t list_missing(const struct module *module, bool indispensables, char *ret_list, size_t bytes) {
+static size_t list_missing(const struct module *module, bool indispensables, char *ret_list,
+                           size_t bytes) {
     size_t used = 0;
     size_t count = 0;
 
     ret_list[0] = '\0';
     for (size_t i = 0; i < HOOK_COUNT; i++) {
-        if (module->found[i] == '1' || !expected(&hooks[i], module) || indispensable(&hooks[i]) != indispensables) {
+        if (module->found[i] == '1' || !expected(&hooks[i], module) ||
+            indispensable(&hooks[i]) != indispensables) {
             continue;
         }
         count++;
         if (used < bytes) {
-            int n = snprintf(ret_list + used, bytes - used, "%s%s", used ? " " : "", hooks[i].identifier);
+            int n = snprintf(ret_list + used, bytes - used, "%s%s", used ? " " : "",
+                             hooks[i].identifier);
             used += n > 0 ? (size_t)n : 0;
         }
     }
@@ -125,32 +131,39 @@ static void judge_hooks(const struct module *module, struct findings *findings) 
         present += module->found[i] == '1';
     }
     if (list_missing(module, true, missing, sizeof(missing))) {
-        finding_add(findings, FINDING_FAIL, module->name, "this Mooncake does not fit the hooks: upgrade Tidepool, or report it",
+        finding_add(findings, FINDING_FAIL, module->name,
+                    "this Mooncake does not fit the hooks: upgrade Tidepool, or report it",
                     "lacks %s", missing);
         return;
     }
     if (module->store && (!any_variant(module, "allocate_") || !any_variant(module, "free_"))) {
-        finding_add(findings, FINDING_FAIL, module->name, "a store from it publishes nothing: upgrade Tidepool, or report it",
+        finding_add(findings, FINDING_FAIL, module->name,
+                    "a store from it publishes nothing: upgrade Tidepool, or report it",
                     "no allocator that the hooks know");
         return;
     }
     if (list_missing(module, false, missing, sizeof(missing))) {
         finding_add(findings, FINDING_WARN, module->name, NULL, "works without %s", missing);
     }
-    finding_add(findings, FINDING_OK, module->name, NULL, "%zu of %zu hooks, all that this version needs%s (%s)", present,
-                HOOK_COUNT, module->tent ? "; a TENT build" : "", module->path);
+    finding_add(findings, FINDING_OK, module->name, NULL,
+                "%zu of %zu hooks, all that this version needs%s (%s)", present, HOOK_COUNT,
+                module->tent ? "; a TENT build" : "", module->path);
 }
 
 static void judge_element(const struct module *module, struct findings *findings) {
     unsigned long long bytes = module->element_bytes;
 
     if (bytes == 0) {
-        finding_add(findings, FINDING_OK, module->name, NULL, "TransferRequest: size not shown by this module, learned at run time");
+        finding_add(findings, FINDING_OK, module->name, NULL,
+                    "TransferRequest: size not shown by this module, learned at run time");
     } else if (bytes == 48 || bytes == 56 || bytes == 72) {
-        finding_add(findings, FINDING_OK, module->name, NULL, "TransferRequest of %llu bytes, known", bytes);
+        finding_add(findings, FINDING_OK, module->name, NULL,
+                    "TransferRequest of %llu bytes, known", bytes);
     } else {
-        finding_add(findings, FINDING_FAIL, module->name, "upgrade Tidepool",
-                    "TransferRequest of %llu bytes: unknown version, Tidepool leaves this module alone", bytes);
+        finding_add(
+            findings, FINDING_FAIL, module->name, "upgrade Tidepool",
+            "TransferRequest of %llu bytes: unknown version, Tidepool leaves this module alone",
+            bytes);
     }
 }
 
@@ -164,7 +177,8 @@ static void judge_import_error(const char *name, const char *error, struct findi
     const char *advice = "Mooncake itself does not start here: mend that first";
 
     if (strstr(error, "libcuda.so")) {
-        advice = "this wheel needs the CUDA driver's library: install the driver, or use the wheel without CUDA on hosts without GPU";
+        advice = "this wheel needs the CUDA driver's library: install the driver, or use the wheel "
+                 "without CUDA on hosts without GPU";
     } else if (strstr(error, "libcudart.so")) {
         advice = "this wheel needs the CUDA runtime on LD_LIBRARY_PATH (PyPI: nvidia-cuda-runtime)";
     } else if (strcmp(error, "no such file") == 0) {
@@ -192,7 +206,8 @@ static void judge_module(const json_t *line, unsigned version, struct findings *
         .version = version,
     };
     if (strlen(module.found) != HOOK_COUNT) {
-        finding_add(findings, FINDING_FAIL, name, NULL, "the answer about its symbols is not understood");
+        finding_add(findings, FINDING_FAIL, name, NULL,
+                    "the answer about its symbols is not understood");
         return;
     }
     judge_element(&module, findings);
@@ -206,32 +221,37 @@ static unsigned judge_package(const json_t *line, bool chosen, struct findings *
     const char *name = json_string_value(json_array_get(first, 0));
     const char *version = json_string_value(json_array_get(first, 1));
 
-    finding_add(findings, FINDING_OK, "python", NULL, "%s, %s", text_of(line, "python"), text_of(line, "executable"));
+    finding_add(findings, FINDING_OK, "python", NULL, "%s, %s", text_of(line, "python"),
+                text_of(line, "executable"));
     if (text_of(line, "error")[0]) {
         finding_add(findings, chosen ? FINDING_FAIL : FINDING_WARN, "mooncake",
-                    "name the interpreter that runs Mooncake: --python PYTHON", "%s", text_of(line, "error"));
+                    "name the interpreter that runs Mooncake: --python PYTHON", "%s",
+                    text_of(line, "error"));
         return 0;
     }
     if (!name || !version) {
-        finding_add(findings, FINDING_OK, "mooncake", NULL, "not from a wheel, in %s", text_of(line, "directory"));
+        finding_add(findings, FINDING_OK, "mooncake", NULL, "not from a wheel, in %s",
+                    text_of(line, "directory"));
         return 0;
     }
     unsigned number = parse_version(version);
     if (json_array_size(wheels) > 1) {
-        finding_add(findings, FINDING_WARN, "mooncake", "they overwrite each other's files: keep one",
-                    "%zu wheels in one environment, %s %s among them", json_array_size(wheels), name, version);
+        finding_add(findings, FINDING_WARN, "mooncake",
+                    "they overwrite each other's files: keep one",
+                    "%zu wheels in one environment, %s %s among them", json_array_size(wheels),
+                    name, version);
         return 0;
     }
     bool old = number && number < parse_version("0.3.6");
-    finding_add(findings, old ? FINDING_FAIL : FINDING_OK, "mooncake", old ? "Tidepool knows 0.3.6 and later" : NULL,
-                "%s %s", name, version);
+    finding_add(findings, old ? FINDING_FAIL : FINDING_OK, "mooncake",
+                old ? "Tidepool knows 0.3.6 and later" : NULL, "%s %s", name, version);
     return number;
 }
 
 void doctor_mooncake(const char *python, bool chosen, struct findings *findings) {
     const char *symbols[HOOK_COUNT];
     struct probe probe = {0};
-    const char *begun = "importlib";
+    const char *begun = "Python's own modules";
     unsigned version = 0;
     bool ended = false;
     const json_t *line;
@@ -243,7 +263,8 @@ void doctor_mooncake(const char *python, bool chosen, struct findings *findings)
     int error = probe_run(python, symbols, HOOK_COUNT, PROBE_MS, &probe);
     if (error) {
         finding_add(findings, chosen ? FINDING_FAIL : FINDING_WARN, "python",
-                    "name the interpreter that runs Mooncake: --python PYTHON", "%s: %s", python, strerror(-error));
+                    "name the interpreter that runs Mooncake: --python PYTHON", "%s: %s", python,
+                    strerror(-error));
         return;
     }
     json_array_foreach(probe.lines, index, line) {
@@ -257,7 +278,8 @@ void doctor_mooncake(const char *python, bool chosen, struct findings *findings)
         }
     }
     if (!ended) {
-        finding_add(findings, FINDING_FAIL, "python", "Mooncake itself does not start here: mend that first",
+        finding_add(findings, FINDING_FAIL, "python",
+                    "Mooncake itself does not start here: mend that first",
                     "%s: %s while importing %s; its last words: %s", python,
                     probe.problem[0] ? probe.problem : "ended early", begun,
                     probe.last_words[0] ? probe.last_words : "none");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this environment tells the library: are the settings right, can processes meet in the directories, does the library load.
+ * What this environment tells the library: are the settings right, can processes meet in the
+ * directories, does the library load.
  */
 #include "tools/doctor.h"
 
@@ -20,8 +21,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static void check_half(const char *what, enum tp_half half, const char *error, const char *socket_dir,
-                       const char *effect, struct findings *findings) {
+static void check_half(const char *what, enum tp_half half, const char *error,
+                       const char *socket_dir, const char *effect, struct findings *findings) {
     switch (half) {
     case TP_HALF_OFF:
         finding_add(findings, FINDING_OK, what, NULL, "not configured: this half does nothing");
@@ -36,8 +37,8 @@ static void check_half(const char *what, enum tp_half half, const char *error, c
 }
 
 /*
- * Sockets are what a shared directory is for, and not every file system takes them. The name is one that neither engines nor
- * stores look at.
+ * Sockets are what a shared directory is for, and not every file system takes them. The name is one
+ * that neither engines nor stores look at.
  */
 static int try_socket(int dir_fd) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -59,12 +60,14 @@ static int try_socket(int dir_fd) {
     return error;
 }
 
-static void check_socket_dir(const char *what, const char *path, const struct tp_config *config, struct findings *findings) {
+static void check_socket_dir(const char *what, const char *path, const struct tp_config *config,
+                             struct findings *findings) {
     char problem[512] = "";
     struct stat about;
 
     if (stat(path, &about) != 0 && errno == ENOENT) {
-        finding_add(findings, FINDING_OK, what, NULL, "%s does not exist yet: the first process makes it, mode 0700", path);
+        finding_add(findings, FINDING_OK, what, NULL,
+                    "%s does not exist yet: the first process makes it, mode 0700", path);
         return;
     }
     int fd = tp_host_open_dir(path, false, config, problem, sizeof(problem));
@@ -74,35 +77,50 @@ static void check_socket_dir(const char *what, const char *path, const struct tp
     }
     int error = try_socket(fd);
     if (error) {
-        finding_add(findings, FINDING_FAIL, what, "set TIDEPOOL_SOCKET_DIR to a directory on tmpfs or a local disk",
+        finding_add(findings, FINDING_FAIL, what,
+                    "set TIDEPOOL_SOCKET_DIR to a directory on tmpfs or a local disk",
                     "%s takes no sockets: %s", path, strerror(-error));
     } else if (fstat(fd, &about) == 0) {
-        finding_add(findings, FINDING_OK, what, NULL, "%s, uid %u, mode %04o, takes sockets", path, about.st_uid,
-                    about.st_mode & 07777);
+        finding_add(findings, FINDING_OK, what, NULL, "%s, uid %u, mode %04o, takes sockets", path,
+                    about.st_uid, about.st_mode & 07777);
     }
     (void)close(fd);
 }
 
 static void check_segment_dir(const char *path, struct findings *findings) {
     struct statfs about;
+    char room[16];
+    char pages[16];
 
     if (statfs(path, &about) != 0) {
-        finding_add(findings, FINDING_FAIL, "segment directory", "mount hugetlbfs or tmpfs there, or use memfd", "%s: %s",
-                    path, strerror(errno));
+        finding_add(findings, FINDING_FAIL, "segment directory",
+                    "mount hugetlbfs or tmpfs there, or use memfd", "%s: %s", path,
+                    strerror(errno));
         return;
     }
     bool huge = about.f_type == HUGETLBFS_MAGIC;
     bool shared = huge || about.f_type == TMPFS_MAGIC;
-    finding_add(findings, shared ? FINDING_OK : FINDING_FAIL, "segment directory",
-                shared ? NULL : "segments would be written to a disk: expected a hugetlbfs or tmpfs mount, or memfd",
-                "%s is %s, %ld KiB pages, %llu of %llu free", path,
-                huge ? "hugetlbfs" : shared ? "tmpfs" : "neither hugetlbfs nor tmpfs", (long)about.f_bsize / 1024,
-                (unsigned long long)about.f_bavail, (unsigned long long)about.f_blocks);
+    /* A hugetlbfs mount without a size of its own reports 0 or -1 blocks: its pool is shown above.
+     */
+    bool sized = about.f_blocks > 0 && about.f_blocks < UINT64_MAX / 2;
+    uint64_t free_bytes = (uint64_t)about.f_bavail * (uint64_t)about.f_bsize;
+    finding_add(
+        findings, shared ? FINDING_OK : FINDING_FAIL, "segment directory",
+        shared
+            ? NULL
+            : "segments would be written to a disk: expected a hugetlbfs or tmpfs mount, or memfd",
+        "%s is %s, %s pages, %s%s", path,
+        huge     ? "hugetlbfs"
+        : shared ? "tmpfs"
+                 : "neither hugetlbfs nor tmpfs",
+        text_bytes((uint64_t)about.f_bsize, pages),
+        sized ? text_bytes(free_bytes, room) : "room not limited by the mount",
+        sized ? " free" : "");
 }
 
 /*
- * Start this very program with the library preloaded: a missing dependency of the library would stop every program that it is
- * preloaded into, with the dynamic linker's message.
+ * Start this very program with the library preloaded: a missing dependency of the library would
+ * stop every program that it is preloaded into, with the dynamic linker's message.
  */
 static bool library_loads(const char *library) {
     char self[PATH_MAX];
@@ -123,7 +141,8 @@ static bool library_loads(const char *library) {
         (void)execl(self, "tidepool", "--version", (char *)NULL);
         _exit(127);
     }
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+           WEXITSTATUS(status) == 0;
 }
 
 static void check_library(const char *preloaded, struct findings *findings) {
@@ -133,19 +152,22 @@ static void check_library(const char *preloaded, struct findings *findings) {
 
     if (!library) {
         if (tool_find_library(found, sizeof(found), looked, sizeof(looked)) != 0) {
-            finding_add(findings, FINDING_FAIL, "library", "install it beside this tool, or use --lib with 'tidepool run'",
+            finding_add(findings, FINDING_FAIL, "library",
+                        "install it beside this tool, or use --lib with 'tidepool run'",
                         "libtidepool.so is in none of: %s", looked);
             return;
         }
         library = found;
     }
     if (!library_loads(library)) {
-        finding_add(findings, FINDING_FAIL, "library", "LD_PRELOAD=... /bin/true shows the dynamic linker's message",
+        finding_add(findings, FINDING_FAIL, "library",
+                    "LD_PRELOAD=... /bin/true shows the dynamic linker's message",
                     "%s cannot be loaded", library);
         return;
     }
     finding_add(findings, FINDING_OK, "library", NULL, "%s loads%s", library,
-                preloaded ? ", and is preloaded here" : "; not preloaded here ('tidepool run' does that)");
+                preloaded ? ", and is preloaded here"
+                          : "; not preloaded here ('tidepool run' does that)");
 }
 
 static void check_preload(struct findings *findings) {
@@ -154,31 +176,37 @@ static void check_preload(struct findings *findings) {
     char *ours = NULL;
     char *rest = NULL;
 
-    /* ld.so separates at spaces and colons. Order does not matter to us: no allocator's symbol is taken. */
-    for (char *entry = copy ? strtok_r(copy, " :", &rest) : NULL; entry; entry = strtok_r(NULL, " :", &rest)) {
+    /* ld.so separates at spaces and colons. Order does not matter to us: no allocator's symbol is
+     * taken. */
+    for (char *entry = copy ? strtok_r(copy, " :", &rest) : NULL; entry;
+         entry = strtok_r(NULL, " :", &rest)) {
         const char *name = strrchr(entry, '/') ? strrchr(entry, '/') + 1 : entry;
         if (strncmp(name, "libtidepool.so", 14) == 0) {
             ours = entry;
         } else if (strchr(entry, '/') && access(entry, R_OK) != 0) {
-            finding_add(findings, FINDING_WARN, "LD_PRELOAD", "the dynamic linker ignores it in every program", "%s: %s", entry,
+            finding_add(findings, FINDING_WARN, "LD_PRELOAD",
+                        "the dynamic linker ignores it in every program", "%s: %s", entry,
                         strerror(errno));
         } else {
-            bool allocator = strstr(name, "jemalloc") || strstr(name, "tcmalloc") || strstr(name, "mimalloc");
+            bool allocator =
+                strstr(name, "jemalloc") || strstr(name, "tcmalloc") || strstr(name, "mimalloc");
             finding_add(findings, FINDING_OK, "LD_PRELOAD", NULL, "%s: %s", entry,
-                        allocator ? "an allocator; fine before and after libtidepool.so" : "another library");
+                        allocator ? "an allocator; fine before and after libtidepool.so"
+                                  : "another library");
         }
     }
     check_library(ours, findings);
     free(copy);
 }
 
-/* A switch of Mooncake's own that looks as if it did the same. (env/ knows those that make Tidepool impossible.) */
+/* A switch of Mooncake's own that looks as if it did the same. (env/ knows those that make Tidepool
+ * impossible.) */
 static void check_rivals(struct findings *findings) {
     const char *force = getenv("MC_FORCE_SHM");
 
     if (force && *force && strcmp(force, "0") != 0) {
-        finding_add(findings, FINDING_WARN, "MC_FORCE_SHM", "unset it: the store's data still goes by TCP with it", "set to %s",
-                    force);
+        finding_add(findings, FINDING_WARN, "MC_FORCE_SHM",
+                    "unset it: the store's data still goes by TCP with it", "set to %s", force);
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the preload library that belongs to this tool lies. Found from the tool's own place, so that a build folder, a
- * DESTDIR and an unpacked archive all work without a setting.
+ * Where the preload library that belongs to this tool lies. Found from the tool's own place, so
+ * that a build folder, a DESTDIR and an unpacked archive all work without a setting.
  */
 #include "tools/tool.h"
 
@@ -35,7 +35,8 @@ int tool_own_dir(char *ret_dir, size_t bytes) {
 
 int tool_find_library(char *ret_path, size_t path_bytes, char *ret_looked, size_t looked_bytes) {
     /* TOOL_LIBDIR is meson's libdir seen from its bindir, such as "../lib/x86_64-linux-gnu" */
-    static const char *const places[] = {".", TOOL_LIBDIR, "../lib/x86_64-linux-gnu", "../lib64", "../lib"};
+    static const char *const places[] = {".", TOOL_LIBDIR, "../lib/x86_64-linux-gnu", "../lib64",
+                                         "../lib"};
     char dir[PATH_MAX];
     size_t used = 0;
     int error = tool_own_dir(dir, sizeof(dir));
@@ -52,13 +53,16 @@ int tool_find_library(char *ret_path, size_t path_bytes, char *ret_looked, size_
         if (i > 1 && strcmp(places[i], TOOL_LIBDIR) == 0) {
             continue;
         }
-        (void)snprintf(candidate, sizeof(candidate), "%s%s%s/" LIBRARY, dir, own ? "" : "/", own ? "" : places[i]);
-        if (realpath(candidate, resolved) && access(resolved, R_OK) == 0 && strlen(resolved) < path_bytes) {
+        (void)snprintf(candidate, sizeof(candidate), "%s%s%s/" LIBRARY, dir, own ? "" : "/",
+                       own ? "" : places[i]);
+        if (realpath(candidate, resolved) && access(resolved, R_OK) == 0 &&
+            strlen(resolved) < path_bytes) {
             memcpy(ret_path, resolved, strlen(resolved) + 1);
             return 0;
         }
         if (used < looked_bytes) {
-            int n = snprintf(ret_looked + used, looked_bytes - used, "%s%s", used ? ", " : "", candidate);
+            int n = snprintf(ret_looked + used, looked_bytes - used, "%s%s", used ? ", " : "",
+                             candidate);
             used += n > 0 ? (size_t)n : 0;
         }
     }

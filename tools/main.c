@@ -41,11 +41,12 @@ const char *tool_getenv(const char *name, void *arg) {
 }
 
 static void print_help(FILE *out) {
-    (void)fputs("usage: tidepool COMMAND [ARGUMENTS]\n"
-                "\n"
-                "Shared memory between the Mooncake processes of one host, without changing Mooncake.\n"
-                "\n",
-                out);
+    (void)fputs(
+        "usage: tidepool COMMAND [ARGUMENTS]\n"
+        "\n"
+        "Shared memory between the Mooncake processes of one host, without changing Mooncake.\n"
+        "\n",
+        out);
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
         (void)fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
     }
@@ -87,7 +88,8 @@ int main(int argc, char **argv) {
         print_help(stderr);
         return TOOL_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
         return help(argv[2]);
     }
     if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
@@ -96,7 +98,9 @@ int main(int argc, char **argv) {
     }
     int command = find_command(argv[1]);
     if (command < 0) {
-        tool_error("", "there is no command '%s'; the commands are run, status, doctor and settings (tidepool --help)",
+        tool_error("",
+                   "there is no command '%s'; the commands are run, status, doctor and settings "
+                   "(tidepool --help)",
                    argv[1]);
         return TOOL_USAGE;
     }

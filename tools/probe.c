@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Run probe.py in a Python of the user's. Importing a native module runs foreign code: it may print, hang or crash, so it has a
- * process group of its own, a pipe of its own for answers, and a deadline.
+ * Run probe.py in a Python of the user's. Importing a native module runs foreign code: it may
+ * print, hang or crash, so it has a process group of its own, a pipe of its own for answers, and a
+ * deadline.
  */
 #include "tools/probe.h"
 
@@ -19,6 +20,7 @@
 #include <unistd.h>
 
 #define OUTPUT_MAX (1U << 20)
+#define LOOK_MS 100 /* between looks at whether a quiet child has ended */
 
 static const char script[] =
 #include "probe.inc"
@@ -38,7 +40,8 @@ static uint64_t now_ms(void) {
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* In the child: become the interpreter. The error of exec travels through `exec_error_fd`, which exec closes. */
+/* In the child: become the interpreter. The error of exec travels through `exec_error_fd`, which
+ * exec closes. */
 static void become_python(char **arguments, int answer_fd, int error_fd, int exec_error_fd) {
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
@@ -57,7 +60,8 @@ static void become_python(char **arguments, int answer_fd, int error_fd, int exe
 static bool drain(struct stream *stream) {
     char dropped[4096];
     size_t room = OUTPUT_MAX - stream->length;
-    ssize_t n = read(stream->fd, room ? stream->text + stream->length : dropped, room ? room : sizeof(dropped));
+    ssize_t n = read(stream->fd, room ? stream->text + stream->length : dropped,
+                     room ? room : sizeof(dropped));
 
     if (n > 0 && room) {
         stream->length += (size_t)n;
@@ -65,21 +69,37 @@ static bool drain(struct stream *stream) {
     return n > 0 || (n < 0 && errno == EINTR);
 }
 
-/* Until both streams end. False when the time is up first. */
-static bool collect(struct stream *streams, uint64_t deadline) {
-    while (streams[0].fd >= 0 || streams[1].fd >= 0) {
-        struct pollfd polled[2] = {{.fd = streams[0].fd, .events = POLLIN}, {.fd = streams[1].fd, .events = POLLIN}};
-        uint64_t now = now_ms();
+/* The child is kept for waitpid; what it left running may hold the pipes open for ever. */
+static bool has_ended(pid_t child) {
+    siginfo_t info = {0};
 
-        if (now >= deadline || (poll(polled, 2, (int)(deadline - now)) < 0 && errno != EINTR)) {
+    return waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == child;
+}
+
+/* Until both streams end, or the child has ended and what it wrote is read. False when the time is
+ * up first. */
+static bool collect(struct stream *streams, pid_t child, uint64_t deadline) {
+    bool ended = false;
+
+    while (streams[0].fd >= 0 || streams[1].fd >= 0) {
+        struct pollfd polled[2] = {{.fd = streams[0].fd, .events = POLLIN},
+                                   {.fd = streams[1].fd, .events = POLLIN}};
+        int ready = poll(polled, 2, ended ? 0 : LOOK_MS);
+
+        if (now_ms() >= deadline || (ready < 0 && errno != EINTR)) {
             return false;
         }
-        for (int i = 0; i < 2; i++) {
+        if (ready == 0 && ended) {
+            return true;
+        }
+        for (int i = 0; i < 2 && ready > 0; i++) {
             if (polled[i].revents && !drain(&streams[i])) {
                 (void)close(streams[i].fd);
                 streams[i].fd = -1;
             }
         }
+        ended = ready == 0 ? has_ended(child) : ended;
     }
     return true;
 }
@@ -100,12 +120,14 @@ static json_t *parse_lines(char *text) {
 
 static void describe_end(int status, bool in_time, struct probe *probe) {
     if (!in_time) {
-        (void)snprintf(probe->problem, sizeof(probe->problem), "did not finish in time and was killed");
+        (void)snprintf(probe->problem, sizeof(probe->problem),
+                       "did not finish in time and was killed");
     } else if (WIFSIGNALED(status)) {
-        (void)snprintf(probe->problem, sizeof(probe->problem), "killed by signal %d (%s)", WTERMSIG(status),
-                       strsignal(WTERMSIG(status)));
+        (void)snprintf(probe->problem, sizeof(probe->problem), "killed by signal %d (%s)",
+                       WTERMSIG(status), strsignal(WTERMSIG(status)));
     } else if (WEXITSTATUS(status) != 0) {
-        (void)snprintf(probe->problem, sizeof(probe->problem), "exit status %d", WEXITSTATUS(status));
+        (void)snprintf(probe->problem, sizeof(probe->problem), "exit status %d",
+                       WEXITSTATUS(status));
     }
 }
 
@@ -116,84 +138,104 @@ static void keep_last_words(struct stream *errors, struct probe *probe) {
     }
     errors->text[errors->length] = '\0';
     const char *line = strrchr(errors->text, '\n');
-    (void)snprintf(probe->last_words, sizeof(probe->last_words), "%s", line ? line + 1 : errors->text);
+    (void)snprintf(probe->last_words, sizeof(probe->last_words), "%s",
+                   line ? line + 1 : errors->text);
 }
 
-static void close_if_open(int fd) {
-    if (fd >= 0) {
-        (void)close(fd);
+static void close_end(int *fd) {
+    if (*fd >= 0) {
+        (void)close(*fd);
     }
+    *fd = -1;
 }
 
-int probe_run(const char *python, const char *const *symbols, size_t symbol_count, unsigned timeout_ms,
-              struct probe *ret_probe) {
-    int pipes[3][2] = {{-1, -1}, {-1, -1}, {-1, -1}}; /* answers, standard error, errno of exec */
-    struct stream streams[2] = {{.fd = -1}, {.fd = -1}};
-    char **arguments = calloc(symbol_count + 5, sizeof(*arguments));
-    char fd_text[16];
+enum { ANSWERS, ERRORS, EXEC_ERROR, PIPES };
+
+/* Start the interpreter; the write ends of the pipes are its own afterwards. 0 or -errno. */
+static int start(char **arguments, int pipes[PIPES][2], pid_t *ret_child) {
+    int exec_error = 0;
+    pid_t child = fork();
+
+    if (child == 0) {
+        become_python(arguments, pipes[ANSWERS][1], pipes[ERRORS][1], pipes[EXEC_ERROR][1]);
+    }
+    if (child < 0) {
+        return -errno;
+    }
+    for (int i = 0; i < PIPES; i++) {
+        close_end(&pipes[i][1]);
+    }
+    if (read(pipes[EXEC_ERROR][0], &exec_error, sizeof(exec_error)) == sizeof(exec_error)) {
+        (void)waitpid(child, NULL, 0);
+        return -exec_error;
+    }
+    *ret_child = child;
+    return 0;
+}
+
+/* Read until it ends or the time is up, then end it and whatever it left running. */
+static int finish(struct stream *streams, pid_t child, unsigned timeout_ms,
+                  struct probe *ret_probe) {
     struct probe probe = {0};
+    bool in_time = collect(streams, child, now_ms() + timeout_ms);
     int status = 0;
-    int result = -ENOMEM;
+
+    (void)kill(-child, SIGKILL);
+    (void)kill(child, SIGKILL);
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    streams[ANSWERS].text[streams[ANSWERS].length] = '\0';
+    probe.lines = parse_lines(streams[ANSWERS].text);
+    if (!probe.lines) {
+        return -ENOMEM;
+    }
+    describe_end(status, in_time, &probe);
+    keep_last_words(&streams[ERRORS], &probe);
+    *ret_probe = probe;
+    return 0;
+}
+
+int probe_run(const char *python, const char *const *symbols, size_t symbol_count,
+              unsigned timeout_ms, struct probe *ret_probe) {
+    int pipes[PIPES][2] = {{-1, -1}, {-1, -1}, {-1, -1}};
+    struct stream streams[2] = {{.fd = -1}, {.fd = -1}};
+    const char **arguments = calloc(symbol_count + 5, sizeof(*arguments));
+    char fd_text[16];
+    int result = 0;
     pid_t child = -1;
 
-    streams[0].text = malloc(OUTPUT_MAX + 1);
-    streams[1].text = malloc(OUTPUT_MAX + 1);
-    if (!arguments || !streams[0].text || !streams[1].text) {
+    streams[ANSWERS].text = malloc(OUTPUT_MAX + 1);
+    streams[ERRORS].text = malloc(OUTPUT_MAX + 1);
+    if (!arguments || !streams[ANSWERS].text || !streams[ERRORS].text) {
+        result = -ENOMEM;
         goto out;
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < PIPES; i++) {
         if (pipe2(pipes[i], O_CLOEXEC) != 0) {
             result = -errno;
             goto out;
         }
     }
-    (void)snprintf(fd_text, sizeof(fd_text), "%d", pipes[0][1]);
-    arguments[0] = (char *)python;
-    arguments[1] = (char *)"-c";
-    arguments[2] = (char *)script;
+    (void)snprintf(fd_text, sizeof(fd_text), "%d", pipes[ANSWERS][1]);
+    arguments[0] = python;
+    arguments[1] = "-c";
+    arguments[2] = script;
     arguments[3] = fd_text;
     memcpy(&arguments[4], symbols, symbol_count * sizeof(*symbols));
-    child = fork();
-    if (child == 0) {
-        become_python(arguments, pipes[0][1], pipes[1][1], pipes[2][1]);
+    result = start((char **)arguments, pipes, &child);
+    if (!result) {
+        streams[ANSWERS].fd = pipes[ANSWERS][0];
+        streams[ERRORS].fd = pipes[ERRORS][0];
+        pipes[ANSWERS][0] = pipes[ERRORS][0] = -1;
+        result = finish(streams, child, timeout_ms, ret_probe);
     }
-    if (child < 0) {
-        result = -errno;
-        goto out;
-    }
-    for (int i = 0; i < 3; i++) {
-        (void)close(pipes[i][1]);
-        pipes[i][1] = -1;
-    }
-    int exec_error = 0;
-    bool started = read(pipes[2][0], &exec_error, sizeof(exec_error)) == 0;
-    streams[0].fd = pipes[0][0];
-    streams[1].fd = pipes[1][0];
-    pipes[0][0] = pipes[1][0] = -1;
-    bool in_time = collect(streams, now_ms() + timeout_ms);
-    (void)kill(-child, SIGKILL); /* whatever it left behind, too */
-    if (!in_time) {
-        (void)kill(child, SIGKILL);
-    }
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-    }
-    if (!started) {
-        result = -exec_error;
-        goto out;
-    }
-    streams[0].text[streams[0].length] = '\0';
-    probe.lines = parse_lines(streams[0].text);
-    describe_end(status, in_time, &probe);
-    keep_last_words(&streams[1], &probe);
-    *ret_probe = probe;
-    result = 0;
 out:
-    for (int i = 0; i < 3; i++) {
-        close_if_open(pipes[i][0]);
-        close_if_open(pipes[i][1]);
+    for (int i = 0; i < PIPES; i++) {
+        close_end(&pipes[i][0]);
+        close_end(&pipes[i][1]);
     }
     for (int i = 0; i < 2; i++) {
-        close_if_open(streams[i].fd);
+        close_end(&streams[i].fd);
         free(streams[i].text);
     }
     free(arguments);

@@ -13,8 +13,9 @@
 #include <time.h>
 
 /*
- * Counters that are zero when all is well, whatever else the processes do. Requests left to Mooncake for other reasons are
- * ordinary: a peer on another host, a piece that is still being mapped, a store that was restarted.
+ * Counters that are zero when all is well, whatever else the processes do. Requests left to
+ * Mooncake for other reasons are ordinary: a peer on another host, a piece that is still being
+ * mapped, a store that was restarted.
  */
 static const struct {
     enum tp_counter counter;
@@ -22,13 +23,17 @@ static const struct {
 } alarms[] = {
     {TP_COPY_FAILED, "a store died during a copy, or a copy failed: see its log"},
     {TP_SEGMENT_FAILURES, "see its log; run 'tidepool doctor' there"},
-    {TP_CLIENTS_REFUSED, "see the events; 'tidepool doctor' on both sides compares user and host identity"},
+    {TP_CLIENTS_REFUSED,
+     "see the events; 'tidepool doctor' on both sides compares user and host identity"},
     {TP_CLIENTS_MISBEHAVED, "a program that is not Tidepool, or of another version, connects here"},
-    {TP_PEERS_REFUSED, "see the events; 'tidepool doctor' on both sides compares user and host identity"},
+    {TP_PEERS_REFUSED,
+     "see the events; 'tidepool doctor' on both sides compares user and host identity"},
     {TP_FALLBACK_UNKNOWN_LAYOUT, "this Mooncake is newer than this library: upgrade Tidepool"},
-    {TP_FALLBACK_BAD_REQUEST, "this Mooncake is not understood: run 'tidepool doctor' there and report it"},
+    {TP_FALLBACK_BAD_REQUEST,
+     "this Mooncake is not understood: run 'tidepool doctor' there and report it"},
     {TP_FALLBACK_LIMIT, "a limit of the library was reached: see the events"},
-    {TP_FALLBACK_DEVICE_MEMORY, "GPU memory goes the slow way: device_copy is off, or this version or host cannot"},
+    {TP_FALLBACK_DEVICE_MEMORY,
+     "GPU memory goes the slow way: device_copy is off, or this version or host cannot"},
 };
 
 const char *report_verdict_word(enum report_verdict verdict) {
@@ -47,11 +52,13 @@ const char *report_slot_word(uint32_t state) {
 }
 
 uint32_t report_roles(const struct scan_entry *entry) {
-    uint32_t roles = entry->page ? atomic_load(&entry->page->roles) & (TP_ROLE_STORE | TP_ROLE_ENGINE) : 0;
+    uint32_t roles =
+        entry->page ? atomic_load(&entry->page->roles) & (TP_ROLE_STORE | TP_ROLE_ENGINE) : 0;
     return roles ? roles : entry->kind == 's' ? TP_ROLE_STORE : TP_ROLE_ENGINE;
 }
 
-__attribute__((format(printf, 2, 3))) static void add_reason(struct report *report, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static void add_reason(struct report *report,
+                                                             const char *format, ...) {
     char text[512];
     va_list arguments;
 
@@ -74,7 +81,8 @@ static const char *who(const struct scan_entry *entry, char ret_text[static 192]
     if (entry->known_owner) {
         (void)snprintf(pid, sizeof(pid), " (pid %d)", entry->pid);
     }
-    (void)snprintf(ret_text, 192, "%s %s%s", store ? "store" : "engine", named ? entry->page->name : entry->id, pid);
+    (void)snprintf(ret_text, 192, "%s %s%s", store ? "store" : "engine",
+                   named ? entry->page->name : entry->id, pid);
     return ret_text;
 }
 
@@ -85,8 +93,8 @@ static void judge_alarms(const struct scan_entry *entry, struct report *report) 
         const struct tp_counter_info *info = &tp_counter_infos[alarms[i].counter];
         uint64_t count = atomic_load(&entry->page->counters[alarms[i].counter]);
         if (count) {
-            add_reason(report, "%s: %" PRIu64 " %s: %s (%s)", who(entry, name), count, info->unit, info->meaning,
-                       alarms[i].advice);
+            add_reason(report, "%s: %" PRIu64 " %s: %s (%s)", who(entry, name), count, info->unit,
+                       info->meaning, alarms[i].advice);
         }
     }
 }
@@ -171,13 +179,17 @@ static void judge_meeting(struct report *report) {
     for (size_t i = 0; i < report->scan->count && report->stores; i++) {
         const struct scan_entry *entry = &report->scan->entries[i];
         /* A store that is an engine as well need not be attached to another. */
-        if (entry->state == SCAN_LIVE && report_roles(entry) == TP_ROLE_ENGINE && !live_peers(entry->page)) {
-            add_reason(report, "%s is attached to no store: it has opened none yet, or its events say why", who(entry, name));
+        if (entry->state == SCAN_LIVE && report_roles(entry) == TP_ROLE_ENGINE &&
+            !live_peers(entry->page)) {
+            add_reason(report,
+                       "%s is attached to no store: it has opened none yet, or its events say why",
+                       who(entry, name));
         }
     }
 }
 
-void report_judge(const char *directory, const char *directory_problem, const struct scan *scan, struct report *ret_report) {
+void report_judge(const char *directory, const char *directory_problem, const struct scan *scan,
+                  struct report *ret_report) {
     struct report *report = ret_report;
 
     memset(report, 0, sizeof(*report));
@@ -192,7 +204,8 @@ void report_judge(const char *directory, const char *directory_problem, const st
     }
     judge_meeting(report);
     if (scan->left_out) {
-        add_reason(report, "%zu more entries were not asked (at most %d are)", scan->left_out, SCAN_MAX);
+        add_reason(report, "%zu more entries were not asked (at most %d are)", scan->left_out,
+                   SCAN_MAX);
     }
     if (report->reason_count) {
         report->verdict = REPORT_ATTENTION;

@@ -24,8 +24,10 @@ struct report {
     char reasons[REPORT_REASONS][320]; /* why attention is needed: clean text */
 };
 
-/* `directory_problem` (may be empty): why the library would refuse this directory. Borrows directory and scan. */
-void report_judge(const char *directory, const char *directory_problem, const struct scan *scan, struct report *ret_report);
+/* `directory_problem` (may be empty): why the library would refuse this directory. Borrows
+ * directory and scan. */
+void report_judge(const char *directory, const char *directory_problem, const struct scan *scan,
+                  struct report *ret_report);
 
 /* "store", "engine" or both: TP_ROLE_*. What the page says, or else what its entry says. */
 uint32_t report_roles(const struct scan_entry *entry);

@@ -39,10 +39,11 @@ static json_t *segments_json(const struct tp_stats_page *page) {
         uint32_t state = atomic_load(&s->state);
         if (state != TP_SLOT_EMPTY) {
             (void)json_array_append_new(
-                list, json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "state", report_slot_word(state), "kind",
-                                report_kind_word(s->kind), "bytes", number(s->bytes), "page_bytes", number(s->page_bytes),
-                                "piece_bytes", number(s->piece_bytes), "pieces", number(s->pieces), "nodes", number(s->nodes),
-                                "detail", clean_string(s->detail)));
+                list, json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "state",
+                                report_slot_word(state), "kind", report_kind_word(s->kind), "bytes",
+                                number(s->bytes), "page_bytes", number(s->page_bytes),
+                                "piece_bytes", number(s->piece_bytes), "pieces", number(s->pieces),
+                                "nodes", number(s->nodes), "detail", clean_string(s->detail)));
         }
     }
     return list;
@@ -55,9 +56,10 @@ static json_t *clients_json(const struct tp_stats_page *page) {
         const struct tp_stats_client *c = &page->clients[i];
         uint32_t state = atomic_load(&c->state);
         if (state != TP_SLOT_EMPTY) {
-            (void)json_array_append_new(list, json_pack("{s:s, s:i, s:o, s:o, s:o}", "state", report_slot_word(state), "pid",
-                                                        (int)c->pid, "uid", number(c->uid), "pieces_sent",
-                                                        number(c->pieces_sent), "since_s", number(c->since_s)));
+            (void)json_array_append_new(
+                list, json_pack("{s:s, s:i, s:o, s:o, s:o}", "state", report_slot_word(state),
+                                "pid", (int)c->pid, "uid", number(c->uid), "pieces_sent",
+                                number(c->pieces_sent), "since_s", number(c->since_s)));
         }
     }
     return list;
@@ -72,11 +74,13 @@ static json_t *peers_json(const struct tp_stats_page *page) {
         if (state != TP_SLOT_EMPTY) {
             (void)json_array_append_new(
                 list,
-                json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "state", report_slot_word(state), "name",
-                          clean_string(p->name), "instance", hex(p->instance), "path", clean_string(p->path), "segments",
-                          number(p->segments), "pieces", number(p->pieces), "pieces_mapped", number(p->pieces_mapped), "read_bytes",
-                          number(atomic_load(&p->read_bytes)), "write_bytes", number(atomic_load(&p->write_bytes)),
-                          "since_s", number(p->since_s)));
+                json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "state",
+                          report_slot_word(state), "name", clean_string(p->name), "instance",
+                          hex(p->instance), "path", clean_string(p->path), "segments",
+                          number(p->segments), "pieces", number(p->pieces), "pieces_mapped",
+                          number(p->pieces_mapped), "read_bytes",
+                          number(atomic_load(&p->read_bytes)), "write_bytes",
+                          number(atomic_load(&p->write_bytes)), "since_s", number(p->since_s)));
         }
     }
     return list;
@@ -88,8 +92,9 @@ static json_t *events_json(const struct tp_stats_page *page) {
     for (size_t i = 0; i < TP_STATS_EVENTS; i++) {
         uint64_t time_s = atomic_load(&page->events[i].time_s);
         if (time_s) {
-            (void)json_array_append_new(
-                list, json_pack("{s:o, s:o}", "time_s", number(time_s), "text", clean_string(page->events[i].text)));
+            (void)json_array_append_new(list,
+                                        json_pack("{s:o, s:o}", "time_s", number(time_s), "text",
+                                                  clean_string(page->events[i].text)));
         }
     }
     return list;
@@ -99,7 +104,8 @@ static json_t *counters_json(const struct tp_stats_page *page) {
     json_t *object = json_object();
 
     for (size_t i = 0; i < TP_COUNTER_COUNT; i++) {
-        (void)json_object_set_new(object, tp_counter_infos[i].name, number(atomic_load(&page->counters[i])));
+        (void)json_object_set_new(object, tp_counter_infos[i].name,
+                                  number(atomic_load(&page->counters[i])));
     }
     return object;
 }
@@ -121,8 +127,9 @@ static void add_page(json_t *process, const struct tp_stats_page *page) {
 static json_t *process_json(const struct scan_entry *entry) {
     uint32_t roles = report_roles(entry);
     json_t *role_list = json_array();
-    json_t *process = json_pack("{s:s, s:s, s:s, s:b}", "instance", entry->id, "state", scan_state_word(entry->state),
-                                "detail", entry->detail, "removed", entry->swept);
+    json_t *process =
+        json_pack("{s:s, s:s, s:s, s:b}", "instance", entry->id, "state",
+                  scan_state_word(entry->state), "detail", entry->detail, "removed", entry->swept);
 
     if (roles & TP_ROLE_STORE) {
         (void)json_array_append_new(role_list, json_string("store"));
@@ -131,8 +138,10 @@ static json_t *process_json(const struct scan_entry *entry) {
         (void)json_array_append_new(role_list, json_string("engine"));
     }
     (void)json_object_set_new(process, "roles", role_list);
-    (void)json_object_set_new(process, "pid", entry->known_owner ? json_integer(entry->pid) : json_null());
-    (void)json_object_set_new(process, "uid", entry->known_owner ? json_integer(entry->uid) : json_null());
+    (void)json_object_set_new(process, "pid",
+                              entry->known_owner ? json_integer(entry->pid) : json_null());
+    (void)json_object_set_new(process, "uid",
+                              entry->known_owner ? json_integer(entry->uid) : json_null());
     if (entry->page) {
         add_page(process, entry->page);
     }
@@ -149,13 +158,15 @@ static json_t *report_json(const struct report *report) {
     for (size_t i = 0; i < report->scan->count; i++) {
         (void)json_array_append_new(processes, process_json(&report->scan->entries[i]));
     }
-    return json_pack("{s:i, s:o, s:o, s:s, s:o, s:{s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o}, s:o}", "format", 1,
-                     "directory", clean_string(report->directory), "time_s", number(report->now_s), "verdict",
-                     report_verdict_word(report->verdict), "reasons", reasons, "totals", "stores", (int)report->stores,
-                     "engines", (int)report->engines, "attached_engines", (int)report->attached_engines, "not_answering",
-                     (int)report->not_answering, "stale", (int)report->stale, "segment_bytes",
-                     number(report->segment_bytes), "read_bytes", number(report->read_bytes), "write_bytes",
-                     number(report->write_bytes), "forward_bytes", number(report->forward_bytes), "processes", processes);
+    return json_pack(
+        "{s:i, s:o, s:o, s:s, s:o, s:{s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o}, s:o}", "format",
+        1, "directory", clean_string(report->directory), "time_s", number(report->now_s), "verdict",
+        report_verdict_word(report->verdict), "reasons", reasons, "totals", "stores",
+        (int)report->stores, "engines", (int)report->engines, "attached_engines",
+        (int)report->attached_engines, "not_answering", (int)report->not_answering, "stale",
+        (int)report->stale, "segment_bytes", number(report->segment_bytes), "read_bytes",
+        number(report->read_bytes), "write_bytes", number(report->write_bytes), "forward_bytes",
+        number(report->forward_bytes), "processes", processes);
 }
 
 void report_print_json(const struct report *report, bool compact, FILE *out) {

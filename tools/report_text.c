@@ -30,7 +30,8 @@ void report_summary(const struct report *report, FILE *out) {
     if (report->verdict == REPORT_ATTENTION) {
         (void)fprintf(out, "ATTENTION: %s", report->reasons[0]);
         if (report->reason_count > 1) {
-            (void)fprintf(out, " (and %u more)", report->reason_count - 1 + report->reasons_left_out);
+            (void)fprintf(out, " (and %u more)",
+                          report->reason_count - 1 + report->reasons_left_out);
         }
         return;
     }
@@ -39,7 +40,8 @@ void report_summary(const struct report *report, FILE *out) {
     (void)fputs(", ", out);
     text_count(out, report->attached_engines, "engine");
     (void)fprintf(out, " attached, %s through shared memory, %s left to Mooncake",
-                  text_bytes(report->read_bytes + report->write_bytes, moved), text_bytes(report->forward_bytes, left));
+                  text_bytes(report->read_bytes + report->write_bytes, moved),
+                  text_bytes(report->forward_bytes, left));
 }
 
 static uint64_t counter(const struct tp_stats_page *page, enum tp_counter which) {
@@ -64,7 +66,8 @@ static void print_process(const struct scan_entry *entry, const struct report *r
     }
     (void)fputs("  on ", out);
     print_clean(out, page->hostname);
-    (void)fprintf(out, "  up %s  tidepool ", text_age(report->now_s > page->start_s ? report->now_s - page->start_s : 0, age));
+    (void)fprintf(out, "  up %s  tidepool ",
+                  text_age(report->now_s > page->start_s ? report->now_s - page->start_s : 0, age));
     print_clean(out, page->library_version);
     (void)fputc('\n', out);
 }
@@ -79,7 +82,8 @@ static void print_segments(const struct tp_stats_page *page, FILE *out) {
         if (state != TP_SLOT_STARTING && state != TP_SLOT_LIVE) {
             continue;
         }
-        (void)fprintf(out, "    %s %s (", state == TP_SLOT_LIVE ? "publishes" : "prepares", text_bytes(segment->bytes, size));
+        (void)fprintf(out, "    %s %s (", state == TP_SLOT_LIVE ? "publishes" : "prepares",
+                      text_bytes(segment->bytes, size));
         print_clean(out, segment->detail[0] ? segment->detail : report_kind_word(segment->kind));
         (void)fprintf(out, "): %s pages, ", text_bytes(segment->page_bytes, pages));
         text_count(out, segment->pieces, "piece");
@@ -89,7 +93,8 @@ static void print_segments(const struct tp_stats_page *page, FILE *out) {
     }
 }
 
-static void print_clients(const struct tp_stats_page *page, const struct report *report, FILE *out) {
+static void print_clients(const struct tp_stats_page *page, const struct report *report,
+                          FILE *out) {
     for (size_t i = 0; i < TP_STATS_CLIENTS; i++) {
         const struct tp_stats_client *client = &page->clients[i];
         char age[16];
@@ -97,8 +102,9 @@ static void print_clients(const struct tp_stats_page *page, const struct report 
         if (atomic_load(&client->state) != TP_SLOT_LIVE) {
             continue;
         }
-        (void)fprintf(out, "    serves pid %d, uid %u, for %s: ", client->pid, client->uid,
-                      text_age(report->now_s > client->since_s ? report->now_s - client->since_s : 0, age));
+        (void)fprintf(
+            out, "    serves pid %d, uid %u, for %s: ", client->pid, client->uid,
+            text_age(report->now_s > client->since_s ? report->now_s - client->since_s : 0, age));
         text_count(out, client->pieces_sent, "piece");
         (void)fputs(" sent\n", out);
     }
@@ -121,8 +127,8 @@ static void print_peers(const struct tp_stats_page *page, FILE *out) {
         print_clean(out, peer->name[0] ? peer->name : "(name not known yet)");
         (void)fputs(" by ", out);
         print_clean(out, peer->path[0] ? peer->path : "shared memory");
-        (void)fprintf(out, ": %u of %u pieces mapped, read %s, wrote %s\n", peer->pieces_mapped, peer->pieces,
-                      text_bytes(atomic_load(&peer->read_bytes), read),
+        (void)fprintf(out, ": %u of %u pieces mapped, read %s, wrote %s\n", peer->pieces_mapped,
+                      peer->pieces, text_bytes(atomic_load(&peer->read_bytes), read),
                       text_bytes(atomic_load(&peer->write_bytes), written));
     }
 }
@@ -139,7 +145,8 @@ static void print_transfers(const struct tp_stats_page *page, FILE *out) {
     for (size_t i = 0; i < TP_COUNTER_COUNT; i++) {
         bool fallback = strncmp(tp_counter_infos[i].name, "fallback_", 9) == 0;
         if ((fallback || i == TP_COPY_FAILED) && counter(page, i)) {
-            (void)fprintf(out, "    %s %" PRIu64 " %s: %s\n", fallback ? "left to Mooncake" : "FAILED", counter(page, i),
+            (void)fprintf(out, "    %s %" PRIu64 " %s: %s\n",
+                          fallback ? "left to Mooncake" : "FAILED", counter(page, i),
                           tp_counter_infos[i].unit, tp_counter_infos[i].meaning);
         }
     }
@@ -209,7 +216,8 @@ static void print_events(const struct report *report, FILE *out) {
                 (void)fprintf(out, "\nEVENTS\n");
                 any = true;
             }
-            (void)fprintf(out, "  %s ago, %s %d: ", text_age(report->now_s > time_s ? report->now_s - time_s : 0, age),
+            (void)fprintf(out, "  %s ago, %s %d: ",
+                          text_age(report->now_s > time_s ? report->now_s - time_s : 0, age),
                           report_roles(entry) & TP_ROLE_STORE ? "store" : "engine", entry->pid);
             print_clean(out, event->text);
             (void)fputc('\n', out);
@@ -224,7 +232,9 @@ void report_print_text(const struct report *report, FILE *out) {
         (void)fprintf(out, "  - %s\n", report->reasons[i]);
     }
     if (report->verdict == REPORT_EMPTY) {
-        (void)fputs("  Start a store and engines with 'tidepool run --store DIR' and '--engine DIR', with the same DIR.\n", out);
+        (void)fputs("  Start a store and engines with 'tidepool run --store DIR' and '--engine "
+                    "DIR', with the same DIR.\n",
+                    out);
     }
     print_role(report, TP_ROLE_STORE, "STORES", out);
     print_role(report, TP_ROLE_ENGINE, "ENGINES", out);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `tidepool run`: put the library and its settings into the environment, check them as the library would, become the program.
+ * `tidepool run`: put the library and its settings into the environment, check them as the library
+ * would, become the program.
  *
- * It must not know what the settings do: env/ parses the result, and what it refuses is not started. (The library itself never
- * stops a program for an engine's wrong setting; a person who types `run` wants to know.)
+ * It must not know what the settings do: env/ parses the result, and what it refuses is not
+ * started. (The library itself never stops a program for an engine's wrong setting; a person who
+ * types `run` wants to know.)
  */
 #include "tools/tool.h"
 
@@ -38,18 +40,22 @@ static void print_help(FILE *out) {
     (void)fputs(
         "usage: tidepool run [--store DIR] [--engine DIR] [OPTIONS] -- COMMAND [ARGUMENT]...\n"
         "\n"
-        "Run COMMAND with the library preloaded. DIR is the directory in which the processes of this host find each other; it\n"
-        "is made (mode 0700) when it is missing. Give the same DIR to the store and to its engines. Without --store and\n"
+        "Run COMMAND with the library preloaded. DIR is the directory in which the processes of "
+        "this host find each other; it\n"
+        "is made (mode 0700) when it is missing. Give the same DIR to the store and to its "
+        "engines. Without --store and\n"
         "--engine the settings are those of the environment.\n"
         "\n"
         "  --store DIR       the memory that COMMAND gives to Mooncake can be mapped by engines\n"
         "  --engine DIR      COMMAND uses shared memory for stores found in DIR\n"
-        "  --segment WHERE   with --store: what segments are made of: memfd (default), or a directory on hugetlbfs or tmpfs\n"
+        "  --segment WHERE   with --store: what segments are made of: memfd (default), or a "
+        "directory on hugetlbfs or tmpfs\n"
         "  --hugepages       with --store and memfd: on reserved huge pages\n"
         "  --lib PATH        the library, instead of the one that belongs to this tool\n"
         "  --print           do not run; print what would be set, for a shell to read\n"
         "\n"
-        "Exit status: that of COMMAND; 125 when nothing was started because of a setting or an argument; 126 when COMMAND\n"
+        "Exit status: that of COMMAND; 125 when nothing was started because of a setting or an "
+        "argument; 126 when COMMAND\n"
         "cannot be executed; 127 when it is not found.\n",
         out);
 }
@@ -82,10 +88,10 @@ static const char *future_getenv(const char *name, void *arg) {
 /* 0: go on; otherwise the exit status + 1 (0 is a status too). */
 static int parse_options(int argc, char **argv, struct options *ret_options) {
     static const struct option known[] = {
-        {"store", required_argument, NULL, 's'}, {"engine", required_argument, NULL, 'e'},
+        {"store", required_argument, NULL, 's'},   {"engine", required_argument, NULL, 'e'},
         {"segment", required_argument, NULL, 'm'}, {"hugepages", no_argument, NULL, 'H'},
-        {"lib", required_argument, NULL, 'l'}, {"print", no_argument, NULL, 'p'},
-        {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0},
+        {"lib", required_argument, NULL, 'l'},     {"print", no_argument, NULL, 'p'},
+        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
     };
     struct options options = {0};
     int option;
@@ -143,19 +149,24 @@ static int check_options(const struct options *options) {
         return -EINVAL;
     }
     if (options->hugepages && options->segment && strcmp(options->segment, "memfd") != 0) {
-        tool_error("run", "--hugepages is for memfd segments; the pages of '%s' are those of its mount", options->segment);
+        tool_error("run",
+                   "--hugepages is for memfd segments; the pages of '%s' are those of its mount",
+                   options->segment);
         return -EINVAL;
     }
     if (!options->command[0] && !options->print) {
-        tool_error("run", "no command to run: tidepool run [OPTIONS] -- COMMAND (tidepool run --help)");
+        tool_error("run",
+                   "no command to run: tidepool run [OPTIONS] -- COMMAND (tidepool run --help)");
         return -EINVAL;
     }
     return 0;
 }
 
-/* The directory's absolute path, so that it holds wherever the program changes to. With `create` it exists afterwards. */
+/* The directory's absolute path, so that it holds wherever the program changes to. With `create` it
+ * exists afterwards. */
 static char *absolute_dir(const char *dir, bool create) {
-    static const struct tp_config no_config;
+    static struct tp_config
+        config; /* for TIDEPOOL_ALLOW_UIDS only: the directory may be another user's */
     char error[512] = "";
     char *base = dir[0] == '/' ? strdup("") : getcwd(NULL, 0);
     char *path = NULL;
@@ -167,7 +178,8 @@ static char *absolute_dir(const char *dir, bool create) {
         goto out;
     }
     if (create) {
-        fd = tp_host_open_dir(path, true, &no_config, error, sizeof(error));
+        (void)tp_config_parse(tool_getenv, NULL, &config);
+        fd = tp_host_open_dir(path, true, &config, error, sizeof(error));
         if (fd < 0) {
             tool_error("run", "%s", *error ? error : strerror(-fd));
             goto out;
@@ -187,7 +199,21 @@ out:
     return resolved;
 }
 
-/* ld.so splits LD_PRELOAD at spaces and colons and expands $ORIGIN and its like: there is no way to quote. */
+/* Is `path` one of the entries of a value of LD_PRELOAD? */
+static bool preloads(const char *value, const char *path) {
+    size_t length = strlen(path);
+
+    for (const char *at = strstr(value, path); at; at = strstr(at + 1, path)) {
+        bool begins = at == value || strchr(" :", at[-1]);
+        if (begins && strchr(" :", at[length])) { /* the end of the string counts, too */
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ld.so splits LD_PRELOAD at spaces and colons and expands $ORIGIN and its like: there is no way to
+ * quote. */
 static int add_preload(struct assignments *set, const struct options *options) {
     char found[PATH_MAX];
     char looked[4 * PATH_MAX] = "";
@@ -203,11 +229,16 @@ static int add_preload(struct assignments *set, const struct options *options) {
         return -ENOENT;
     }
     if (strpbrk(found, " :$\t\n")) {
-        tool_error("run", "%s: LD_PRELOAD cannot hold a path with a space, a colon or '$'; move the library", found);
+        tool_error(
+            "run",
+            "%s: LD_PRELOAD cannot hold a path with a space, a colon or '$'; move the library",
+            found);
         return -EINVAL;
     }
     bool more = before && *before;
-    if (asprintf(&value, "%s%s%s", found, more ? ":" : "", more ? before : "") < 0) {
+    bool there = more && preloads(before, found);
+    if (asprintf(&value, "%s%s%s", there ? "" : found, more && !there ? ":" : "",
+                 more ? before : "") < 0) {
         return -ENOMEM;
     }
     assign(set, "LD_PRELOAD", value);
@@ -224,8 +255,10 @@ static int add_store(struct assignments *set, const struct options *options) {
         return 0;
     }
     if (!memfd && (stat(options->segment, &about) != 0 || !S_ISDIR(about.st_mode))) {
-        tool_error("run", "--segment %s: not a directory; expected memfd, or a directory on hugetlbfs or tmpfs",
-                   options->segment);
+        tool_error(
+            "run",
+            "--segment %s: not a directory; expected memfd, or a directory on hugetlbfs or tmpfs",
+            options->segment);
         return -ENOTDIR;
     }
     dir = absolute_dir(options->store, !options->print);
@@ -248,7 +281,8 @@ static int add_store(struct assignments *set, const struct options *options) {
     return 0;
 }
 
-/* The user's MC_TENT_CONF as an object we may change: {} when there is none. NULL after an error was printed. */
+/* The user's MC_TENT_CONF as an object we may change: {} when there is none. NULL after an error
+ * was printed. */
 static json_t *user_engine_config(void) {
     const char *given = getenv("MC_TENT_CONF");
     json_error_t error;
@@ -264,8 +298,8 @@ static json_t *user_engine_config(void) {
         if (text) {
             tool_error("run", "MC_TENT_CONF is not JSON: line %d: %s", error.line, error.text);
         } else {
-            tool_error("run", "MC_TENT_CONF=%s: %s%s; expected a JSON file or the JSON itself", given,
-                       error.line > 0 ? "not JSON: " : "", error.text);
+            tool_error("run", "MC_TENT_CONF=%s: %s%s; expected a JSON file or the JSON itself",
+                       given, error.line > 0 ? "not JSON: " : "", error.text);
         }
         return NULL;
     }
@@ -330,7 +364,8 @@ out:
     return result;
 }
 
-/* Would the library accept this? Better asked now than found in the log of a store that failed to set up. */
+/* Would the library accept this? Better asked now than found in the log of a store that failed to
+ * set up. */
 static int check_result(const struct assignments *set, const struct options *options) {
     struct tp_config *config = calloc(1, sizeof(*config));
     int result = config ? 0 : -ENOMEM;
@@ -348,7 +383,8 @@ static int check_result(const struct assignments *set, const struct options *opt
         result = -EINVAL;
     }
     if (!result && config->store.half == TP_HALF_OFF && config->engine.half == TP_HALF_OFF) {
-        tool_error("run", "nothing is configured: give --store DIR, --engine DIR or both, or set the variables of "
+        tool_error("run", "nothing is configured: give --store DIR, --engine DIR or both, or set "
+                          "the variables of "
                           "tidepool(1)");
         result = -EINVAL;
     }

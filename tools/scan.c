@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ask every process that has an entry in a directory for its counters: all connections at once, one deadline for all.
+ * Ask every process that has an entry in a directory for its counters: all connections at once, one
+ * deadline for all.
  */
 #include "tools/scan.h"
 
@@ -23,7 +24,8 @@
 #define MESSAGES_MAX 8
 
 const char *scan_state_word(enum scan_state state) {
-    static const char *const words[] = {"live", "not_answering", "refused", "stale", "starting", "broken"};
+    static const char *const words[] = {"live",  "not_answering", "refused",
+                                        "stale", "starting",      "broken"};
     return words[state];
 }
 
@@ -39,11 +41,12 @@ static void set_state(struct scan_entry *entry, enum scan_state state, const cha
     text_clean(entry->detail, sizeof(entry->detail), detail);
 }
 
-static void entry_file(const struct scan_entry *entry, const char *suffix, char ret_name[static 48]) {
+static void entry_file(const struct scan_entry *entry, const char *suffix,
+                       char ret_name[static 48]) {
     (void)snprintf(ret_name, 48, "%c-%s%s", entry->kind, entry->id, suffix);
 }
 
-/* ---- which entries there are ----------------------------------------------------------------------------------------- */
+/* ---- which entries there are ----------------------------------------------------------------- */
 
 /* "<s|e>-<32 hex>" + suffix. The same rule as tp_wire_parse_name, which knows sockets only. */
 static bool parse_entry(const char *name, const char *suffix, struct scan_entry *ret_entry) {
@@ -111,13 +114,14 @@ static int list_entries(int dir_fd, struct scan *scan) {
     return 0;
 }
 
-/* ---- dead processes --------------------------------------------------------------------------------------------------- */
+/* ---- dead processes -------------------------------------------------------------------------- */
 
 static bool exists(int dir_fd, const char *name) {
     return faccessat(dir_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/* The lock is the life. Only asked when nobody listens: a shared lock of ours must not be in the way of a process that starts. */
+/* The lock is the life. Only asked when nobody listens: a shared lock of ours must not be in the
+ * way of a process that starts. */
 static bool lock_is_held(int dir_fd, const char *lock_name) {
     int fd = openat(dir_fd, lock_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     bool held = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0;
@@ -128,7 +132,8 @@ static bool lock_is_held(int dir_fd, const char *lock_name) {
     return held;
 }
 
-/* Entries behind which nobody listens (SCAN_FRESH until now): removed by the sweep, still held, or in nobody's power to remove. */
+/* Entries behind which nobody listens (SCAN_FRESH until now): removed by the sweep, still held, or
+ * in nobody's power to remove. */
 static void settle_unanswered(int dir_fd, struct scan *scan) {
     bool swept = false;
 
@@ -150,14 +155,16 @@ static void settle_unanswered(int dir_fd, struct scan *scan) {
             entry->swept = true;
             set_state(entry, SCAN_STALE, "its process is dead");
         } else if (lock_is_held(dir_fd, lock_name)) {
-            set_state(entry, SCAN_FRESH, "it holds its lock but does not listen: starting, or ending");
+            set_state(entry, SCAN_FRESH,
+                      "it holds its lock but does not listen: starting, or ending");
         } else {
-            set_state(entry, SCAN_STALE, "its process is dead, and its files cannot be removed by this user");
+            set_state(entry, SCAN_STALE,
+                      "its process is dead, and its files cannot be removed by this user");
         }
     }
 }
 
-/* ---- the conversation --------------------------------------------------------------------------------------------------- */
+/* ---- the conversation ------------------------------------------------------------------------ */
 
 struct conversation {
     struct scan_entry *entry;
@@ -183,17 +190,20 @@ static void read_page(struct conversation *talk, int page_fd) {
 
     if (error) {
         free(page);
-        conclude(talk, SCAN_BROKEN,
-                 error == -EPROTONOSUPPORT ? "its counters are of another version of the library: use the tool of that version"
-                 : error == -EPROTO        ? "what it sent is not a page of counters"
-                                           : strerror(-error));
+        conclude(
+            talk, SCAN_BROKEN,
+            error == -EPROTONOSUPPORT
+                ? "its counters are of another version of the library: use the tool of that version"
+            : error == -EPROTO ? "what it sent is not a page of counters"
+                               : strerror(-error));
         return;
     }
     talk->entry->page = page;
     conclude(talk, SCAN_LIVE, "");
 }
 
-static void take_message(struct conversation *talk, const struct tp_msg *message, const int *fds, unsigned fd_count) {
+static void take_message(struct conversation *talk, const struct tp_msg *message, const int *fds,
+                         unsigned fd_count) {
     bool page = message->type == TP_MSG_PAGE;
 
     if (++talk->messages > MESSAGES_MAX || fd_count != (page ? 1U : 0U)) {
@@ -217,10 +227,11 @@ static void listen_to(struct conversation *talk) {
         }
         if (error) {
             conclude(talk, SCAN_BROKEN,
-                     error == -ENODATA           ? "it closed the connection without sending its counters"
-                     : error == -EPROTONOSUPPORT ? "it speaks another version of the protocol: use the tool of its version"
-                     : error == -EPROTO          ? "it does not keep to the protocol"
-                                                 : strerror(-error));
+                     error == -ENODATA ? "it closed the connection without sending its counters"
+                     : error == -EPROTONOSUPPORT
+                         ? "it speaks another version of the protocol: use the tool of its version"
+                     : error == -EPROTO ? "it does not keep to the protocol"
+                                        : strerror(-error));
             return;
         }
         take_message(talk, &message, fds, fd_count);
@@ -230,7 +241,8 @@ static void listen_to(struct conversation *talk) {
     }
 }
 
-static void call(struct conversation *talk, int dir_fd, const struct tp_config *config, struct tp_msg *hello) {
+static void call(struct conversation *talk, int dir_fd, const struct tp_config *config,
+                 struct tp_msg *hello) {
     struct scan_entry *entry = talk->entry;
     char name[48];
     uint32_t uid = 0;
@@ -242,16 +254,21 @@ static void call(struct conversation *talk, int dir_fd, const struct tp_config *
         talk->socket = -1;
         /* A full backlog is EAGAIN: a process that is stopped and has been asked often. */
         bool nobody = error == ECONNREFUSED || error == ENOENT;
-        set_state(entry, error == EAGAIN ? SCAN_SILENT : nobody ? SCAN_FRESH : SCAN_BROKEN,
+        set_state(entry,
+                  error == EAGAIN ? SCAN_SILENT
+                  : nobody        ? SCAN_FRESH
+                                  : SCAN_BROKEN,
                   error == EAGAIN ? "its queue of connections is full" : strerror(error));
         return;
     }
     int refused = tp_wire_check_peer(talk->socket, config, &uid, &entry->pid);
     entry->known_owner = refused == 0 || refused == -EACCES;
     entry->uid = uid;
-    /* root may look at everyone's; for others a foreign uid in this directory is a trap or a mistake. */
+    /* root may look at everyone's; for others a foreign uid in this directory is a trap or a
+     * mistake. */
     if (refused && (refused != -EACCES || geteuid() != 0)) {
-        conclude(talk, SCAN_BROKEN, "it runs as a user that is neither root nor you (TIDEPOOL_ALLOW_UIDS)");
+        conclude(talk, SCAN_BROKEN,
+                 "it runs as a user that is neither root nor you (TIDEPOOL_ALLOW_UIDS)");
         return;
     }
     int error = tp_wire_send(talk->socket, hello, NULL, 0);
@@ -272,7 +289,8 @@ static struct tp_msg make_hello(const struct tp_config *config) {
 }
 
 /* Until every conversation is over or the time is up. */
-static void listen_to_all(struct conversation *talks, struct pollfd *polled, size_t count, uint64_t deadline) {
+static void listen_to_all(struct conversation *talks, struct pollfd *polled, size_t count,
+                          uint64_t deadline) {
     for (;;) {
         size_t open = 0;
         uint64_t now = now_ms();
@@ -281,7 +299,8 @@ static void listen_to_all(struct conversation *talks, struct pollfd *polled, siz
             polled[i] = (struct pollfd){.fd = talks[i].socket, .events = POLLIN};
             open += talks[i].socket >= 0;
         }
-        if (open == 0 || now >= deadline || (poll(polled, count, (int)(deadline - now)) < 0 && errno != EINTR)) {
+        if (open == 0 || now >= deadline ||
+            (poll(polled, count, (int)(deadline - now)) < 0 && errno != EINTR)) {
             return;
         }
         for (size_t i = 0; i < count; i++) {
@@ -292,7 +311,8 @@ static void listen_to_all(struct conversation *talks, struct pollfd *polled, siz
     }
 }
 
-static int talk_to_all(int dir_fd, const struct tp_config *config, unsigned timeout_ms, struct scan *scan) {
+static int talk_to_all(int dir_fd, const struct tp_config *config, unsigned timeout_ms,
+                       struct scan *scan) {
     struct conversation *talks = calloc(scan->count + 1, sizeof(*talks));
     struct pollfd *polled = calloc(scan->count + 1, sizeof(*polled));
     struct tp_msg hello = make_hello(config);
@@ -312,7 +332,8 @@ static int talk_to_all(int dir_fd, const struct tp_config *config, unsigned time
     for (size_t i = 0; i < scan->count; i++) {
         hang_up(&talks[i]);
         if (scan->entries[i].state == SCAN_SILENT && !scan->entries[i].detail[0]) {
-            set_state(&scan->entries[i], SCAN_SILENT, "it did not answer in time: stopped, or overloaded");
+            set_state(&scan->entries[i], SCAN_SILENT,
+                      "it did not answer in time: stopped, or overloaded");
         }
     }
 out:
@@ -339,7 +360,8 @@ static void drop_doubles(struct scan *scan) {
     scan->count = kept;
 }
 
-int scan_directory(int dir_fd, const struct tp_config *config, unsigned timeout_ms, struct scan *ret_scan) {
+int scan_directory(int dir_fd, const struct tp_config *config, unsigned timeout_ms,
+                   struct scan *ret_scan) {
     struct scan scan = {.entries = calloc(SCAN_MAX, sizeof(*scan.entries))};
     int result = scan.entries ? list_entries(dir_fd, &scan) : -ENOMEM;
 

@@ -2,8 +2,9 @@
 /*
  * Ask every process that has an entry in a directory for its counters.
  *
- * It must not know what the counters mean or how they are shown. Everything that comes back is hostile: sizes are checked by
- * segment/wire and env/stats, and strings are cleaned here or by whoever prints them.
+ * It must not know what the counters mean or how they are shown. Everything that comes back is
+ * hostile: sizes are checked by segment/wire and env/stats, and strings are cleaned here or by
+ * whoever prints them.
  */
 #ifndef TIDEPOOL_SCAN_H
 #define TIDEPOOL_SCAN_H
@@ -30,14 +31,14 @@ enum scan_state {
 };
 
 struct scan_entry {
-    char kind;     /* 's' or 'e' */
-    char id[33];   /* the instance in hex: safe to print */
+    char kind;   /* 's' or 'e' */
+    char id[33]; /* the instance in hex: safe to print */
     enum scan_state state;
     bool swept;
     bool known_owner; /* uid and pid are those that the kernel reported */
     uid_t uid;
     int32_t pid;
-    char detail[256]; /* cleaned */
+    char detail[256];           /* cleaned */
     struct tp_stats_page *page; /* owned; SCAN_LIVE only */
 };
 
@@ -47,10 +48,11 @@ struct scan {
 };
 
 /*
- * Ask all at once, and return after at most `timeout_ms` (plus the time for opening them). Entries of dead processes are removed
- * when their lock can be taken. 0 or -errno.
+ * Ask all at once, and return after at most `timeout_ms` (plus the time for opening them). Entries
+ * of dead processes are removed when their lock can be taken. 0 or -errno.
  */
-int scan_directory(int dir_fd, const struct tp_config *config, unsigned timeout_ms, struct scan *ret_scan);
+int scan_directory(int dir_fd, const struct tp_config *config, unsigned timeout_ms,
+                   struct scan *ret_scan);
 void scan_free(struct scan *scan);
 
 const char *scan_state_word(enum scan_state state);

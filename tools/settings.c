@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `tidepool settings`: the reference of all settings and counters, printed from the tables that the library itself uses, as text,
- * JSON, or inside the manual page. It must not know any setting by name.
+ * `tidepool settings`: the reference of all settings and counters, printed from the tables that the
+ * library itself uses, as text, JSON, or inside the manual page. It must not know any setting by
+ * name.
  */
 #include "tools/tool.h"
 
@@ -18,18 +19,21 @@ static void print_help(FILE *out) {
     (void)fputs("usage: tidepool settings [--json]\n"
                 "       tidepool settings --manual TEMPLATE\n"
                 "\n"
-                "Print every setting: its name (an environment variable, or a key of MC_TENT_CONF), what it takes, its default and\n"
+                "Print every setting: its name (an environment variable, or a key of "
+                "MC_TENT_CONF), what it takes, its default and\n"
                 "what it does.\n"
                 "\n"
                 "  --json             the same as JSON\n"
-                "  --manual TEMPLATE  print the manual page TEMPLATE with its lines @SETTINGS@ and @COUNTERS@ replaced\n",
+                "  --manual TEMPLATE  print the manual page TEMPLATE with its lines @SETTINGS@ and "
+                "@COUNTERS@ replaced\n",
                 out);
 }
 
 static void print_text(void) {
     for (const struct tp_setting *s = tp_settings; s->name; s++) {
-        (void)printf("%s\n    takes %s; default: %s%s\n    %s\n", s->name, s->expected, s->default_value,
-                     s->active ? "" : " (accepted, does not act yet)", s->meaning);
+        (void)printf("%s\n    takes %s; default: %s%s\n    %s\n", s->name, s->expected,
+                     s->default_value, s->active ? "" : " (accepted, does not act yet)",
+                     s->meaning);
     }
 }
 
@@ -38,9 +42,10 @@ static int print_json(void) {
     char *text = NULL;
 
     for (const struct tp_setting *s = tp_settings; s->name; s++) {
-        (void)json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s, s:b}", "name", s->name, "expected",
-                                                    s->expected, "default", s->default_value, "meaning", s->meaning,
-                                                    "active", s->active));
+        (void)json_array_append_new(list,
+                                    json_pack("{s:s, s:s, s:s, s:s, s:b}", "name", s->name,
+                                              "expected", s->expected, "default", s->default_value,
+                                              "meaning", s->meaning, "active", s->active));
     }
     text = json_dumps(list, JSON_INDENT(2));
     json_decref(list);
@@ -76,7 +81,8 @@ static void print_roff_settings(void) {
         print_roff(s->expected);
         (void)fputs("; default: ", stdout);
         print_roff(s->default_value);
-        (void)fputs(s->active ? ".\n.br\n" : ". Accepted and checked, does not act yet.\n.br\n", stdout);
+        (void)fputs(s->active ? ".\n.br\n" : ". Accepted and checked, does not act yet.\n.br\n",
+                    stdout);
         print_roff(s->meaning);
         (void)putchar('\n');
     }
@@ -135,7 +141,8 @@ int tool_settings(int argc, char **argv) {
             print_help(stdout);
             return TOOL_OK;
         default:
-            tool_error("settings", "wrong option '%s' (tidepool settings --help)", argv[optind - 1]);
+            tool_error("settings", "wrong option '%s' (tidepool settings --help)",
+                       argv[optind - 1]);
             return TOOL_USAGE;
         }
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `tidepool status`: which directory, how often, in which form. It must not know how processes are asked (scan) or what the
- * answers mean (report).
+ * `tidepool status`: which directory, how often, in which form. It must not know how processes are
+ * asked (scan) or what the answers mean (report).
  */
 #include "env/env.h"
 #include "tools/report.h"
@@ -31,14 +31,17 @@ static void print_help(FILE *out) {
     (void)fputs(
         "usage: tidepool status [DIR] [--json] [--watch SECONDS]\n"
         "\n"
-        "Ask every process that shares DIR what it is doing. DIR defaults to the one that this environment configures:\n"
-        "TIDEPOOL_SOCKET_DIR, the engine's in MC_TENT_CONF, or the store's. Processes that do not answer within a second are\n"
+        "Ask every process that shares DIR what it is doing. DIR defaults to the one that this "
+        "environment configures:\n"
+        "TIDEPOOL_SOCKET_DIR, the engine's in MC_TENT_CONF, or the store's. Processes that do not "
+        "answer within a second are\n"
         "shown as such; what dead processes left behind is removed.\n"
         "\n"
         "  --json            everything, as JSON (tidepool(1) lists the keys)\n"
         "  --watch SECONDS   again and again, until interrupted; with --json one line each time\n"
         "\n"
-        "Exit status: 0 something is there and nothing is wrong; 1 nothing is there, or something needs attention; 2 wrong\n"
+        "Exit status: 0 something is there and nothing is wrong; 1 nothing is there, or something "
+        "needs attention; 2 wrong\n"
         "usage, or DIR cannot be read.\n",
         out);
 }
@@ -64,7 +67,8 @@ static int parse_options(int argc, char **argv, struct options *ret_options) {
         case 'w':
             options.watch_s = strtod(optarg, &end);
             if (end == optarg || *end || !(options.watch_s >= 0.05 && options.watch_s <= 86400)) {
-                tool_error("status", "--watch %s: expected a number of seconds from 0.05 to 86400", optarg);
+                tool_error("status", "--watch %s: expected a number of seconds from 0.05 to 86400",
+                           optarg);
                 return TOOL_USAGE + 1;
             }
             break;
@@ -73,7 +77,8 @@ static int parse_options(int argc, char **argv, struct options *ret_options) {
             return TOOL_OK + 1;
         default:
             tool_error("status", "%s '%s' (tidepool status --help)",
-                       option == ':' ? "a value is missing after" : "unknown option", argv[optind - 1]);
+                       option == ':' ? "a value is missing after" : "unknown option",
+                       argv[optind - 1]);
             return TOOL_USAGE + 1;
         }
     }
@@ -99,10 +104,12 @@ static const char *default_directory(const struct tp_config *config) {
 }
 
 /*
- * Opened as it is: looking is allowed where the library would refuse to work, and then it is the first thing to say. Only
- * root sees the directories of others; those follow the rules for their owner.
+ * Opened as it is: looking is allowed where the library would refuse to work, and then it is the
+ * first thing to say. Only root sees the directories of others; those follow the rules for their
+ * owner.
  */
-static int open_directory(const char *path, const struct tp_config *config, char *ret_problem, size_t problem_bytes) {
+static int open_directory(const char *path, const struct tp_config *config, char *ret_problem,
+                          size_t problem_bytes) {
     struct stat about;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
@@ -110,7 +117,9 @@ static int open_directory(const char *path, const struct tp_config *config, char
         int error = errno;
         bool known = stat(path, &about) == 0;
         if (error == EACCES && known) {
-            tool_error("status", "%s: permission denied: it belongs to uid %u with mode %04o, and this is uid %u; run as that user or as root",
+            tool_error("status",
+                       "%s: permission denied: it belongs to uid %u with mode %04o, and this is "
+                       "uid %u; run as that user or as root",
                        path, about.st_uid, about.st_mode & 07777, geteuid());
         } else {
             tool_error("status", "%s: %s", path, strerror(error));
@@ -139,7 +148,8 @@ static void allow_many_fds(void) {
     }
 }
 
-static int look_once(const char *directory, const struct tp_config *config, const struct options *options) {
+static int look_once(const char *directory, const struct tp_config *config,
+                     const struct options *options) {
     struct report *report = calloc(1, sizeof(*report));
     struct scan scan = {0};
     char problem[512] = "";
@@ -172,7 +182,8 @@ out:
     return status;
 }
 
-static int watch(const char *directory, const struct tp_config *config, const struct options *options) {
+static int watch(const char *directory, const struct tp_config *config,
+                 const struct options *options) {
     struct timespec pause = {.tv_sec = (time_t)options->watch_s};
     int status;
 
@@ -204,11 +215,13 @@ int tool_status(int argc, char **argv) {
     (void)tp_config_parse(tool_getenv, NULL, config);
     const char *directory = options.directory ? options.directory : default_directory(config);
     if (!directory) {
-        tool_error("status", "no directory: name one, or set TIDEPOOL_SOCKET_DIR as the store and the engines have it");
+        tool_error("status", "no directory: name one, or set TIDEPOOL_SOCKET_DIR as the store and "
+                             "the engines have it");
         status = TOOL_USAGE;
     } else {
         allow_many_fds();
-        status = options.watch_s > 0 ? watch(directory, config, &options) : look_once(directory, config, &options);
+        status = options.watch_s > 0 ? watch(directory, config, &options)
+                                     : look_once(directory, config, &options);
     }
     free(config);
     return status;

@@ -58,7 +58,8 @@ void text_count(FILE *out, uint64_t count, const char *noun) {
 }
 
 void text_shell_quoted(FILE *out, const char *word) {
-    static const char harmless[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%";
+    static const char harmless[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%";
 
     if (*word && word[strspn(word, harmless)] == '\0') {
         (void)fputs(word, out);

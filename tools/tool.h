@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the subcommands of `tidepool` share: their entry points, exit statuses, and how text from elsewhere is printed.
+ * What the subcommands of `tidepool` share: their entry points, exit statuses, and how text from
+ * elsewhere is printed.
  *
- * The tool is a program of its own: it may print and exit, holds no lock of the library's and never loads Mooncake into
- * itself (a module that crashes on import must not take the report with it).
+ * The tool is a program of its own: it may print and exit, holds no lock of the library's and never
+ * loads Mooncake into itself (a module that crashes on import must not take the report with it).
  */
 #ifndef TIDEPOOL_TOOL_H
 #define TIDEPOOL_TOOL_H
@@ -15,9 +16,9 @@
 
 enum tool_exit {
     TOOL_OK = 0,
-    TOOL_NOT_OK = 1,         /* status: nothing there or attention needed; doctor: not fit */
-    TOOL_USAGE = 2,          /* wrong usage, or no permission to look */
-    TOOL_RUN_REFUSED = 125,  /* run: nothing was started. 125 to 127 are those of env(1) */
+    TOOL_NOT_OK = 1,        /* status: nothing there or attention needed; doctor: not fit */
+    TOOL_USAGE = 2,         /* wrong usage, or no permission to look */
+    TOOL_RUN_REFUSED = 125, /* run: nothing was started. 125 to 127 are those of env(1) */
     TOOL_RUN_NO_EXEC = 126,
     TOOL_RUN_NOT_FOUND = 127,
 };
@@ -35,21 +36,22 @@ void tool_error(const char *name, const char *format, ...) __attribute__((format
 const char *tool_getenv(const char *name, void *arg);
 
 /*
- * The directory that the tool's own executable lies in, resolved. 0 or -errno (-ENAMETOOLONG when `bytes` are too few).
+ * The directory that the tool's own executable lies in, resolved. 0 or -errno (-ENAMETOOLONG when
+ * `bytes` are too few).
  */
 int tool_own_dir(char *ret_dir, size_t bytes);
 
 /*
- * The preload library that belongs to this tool: beside it (build folder) or in the library directory of its prefix.
- * 0, or -ENOENT with what was looked for in ret_looked ("A, B, C").
+ * The preload library that belongs to this tool: beside it (build folder) or in the library
+ * directory of its prefix. 0, or -ENOENT with what was looked for in ret_looked ("A, B, C").
  */
 int tool_find_library(char *ret_path, size_t path_bytes, char *ret_looked, size_t looked_bytes);
 
-/* ---- text ------------------------------------------------------------------------------------------------------------ */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 /*
- * Copy text that another process wrote: everything but printable ASCII becomes '?', so that it can neither move the cursor
- * nor break a line or a JSON string. Always terminated.
+ * Copy text that another process wrote: everything but printable ASCII becomes '?', so that it can
+ * neither move the cursor nor break a line or a JSON string. Always terminated.
  */
 void text_clean(char *ret_text, size_t bytes, const char *untrusted);
 

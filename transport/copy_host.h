@@ -76,7 +76,7 @@ int tp_copy_add(struct tp_copy_job *job, void *to, const void *from, size_t byte
 
 /*
  * Begin: small jobs are copied at once in this thread (returns true: all done), others are offered
- * to the pool (one futex wake at most; none while a worker is spinning, or for a lone job that the
+ * to the pool (one futex call at most; none while a worker is spinning, or for a lone job that the
  * caller's next poll does in less time than a worker takes to wake). Also copies at once when
  * there is nobody to offer it to: in a forked child, after tp_copy_pool_stop, or when the queue is
  * full.

@@ -126,11 +126,6 @@ void tp_engine_alias(struct tp_engine *engine, const void *alias) {
 
 /* Under engine_lock. The chains stay: a handle with the same number reuses its entry. */
 static void engine_clear(struct tp_engine *engine) {
-    uint32_t high = atomic_load_explicit(&key_high, memory_order_relaxed);
-    for (uint32_t i = 0; i < high; i++) {
-        if (atomic_load_explicit(&keys[i].engine, memory_order_relaxed) == engine)
-            atomic_store_explicit(&keys[i].address, NULL, memory_order_release);
-    }
     for (unsigned i = 0; i < HANDLE_BUCKETS; i++) {
         struct handle *entry = atomic_load_explicit(&engine->buckets[i], memory_order_relaxed);
         for (; entry; entry = entry->next)
@@ -140,13 +135,27 @@ static void engine_clear(struct tp_engine *engine) {
     atomic_fetch_sub_explicit(&engine_count, 1, memory_order_relaxed);
 }
 
+/* Under engine_lock. An engine that was moved has another key, and ends with its last. */
+static void key_remove(const void *address) {
+    uint32_t high = atomic_load_explicit(&key_high, memory_order_relaxed);
+    struct tp_engine *engine = key_lookup(address);
+    bool more = false;
+    for (uint32_t i = 0; i < high; i++) {
+        const void *known = atomic_load_explicit(&keys[i].address, memory_order_relaxed);
+        if (known == address)
+            atomic_store_explicit(&keys[i].address, NULL, memory_order_release);
+        else if (known && atomic_load_explicit(&keys[i].engine, memory_order_relaxed) == engine)
+            more = true;
+    }
+    if (engine && !more)
+        engine_clear(engine);
+}
+
 void tp_engine_forget(const void *key) {
     if (tp_inert() || !key_lookup(key))
         return;
     pthread_mutex_lock(&engine_lock);
-    struct tp_engine *engine = key_lookup(key);
-    if (engine)
-        engine_clear(engine);
+    key_remove(key);
     pthread_mutex_unlock(&engine_lock);
 }
 

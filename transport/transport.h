@@ -34,8 +34,7 @@ struct tp_engine *tp_engine_find(const void *key, bool create);
 /* Let `alias` (a MultiTransport's address) name the engine as well. Idempotent, cheap. */
 void tp_engine_alias(struct tp_engine *engine, const void *alias);
 
-/* The object at `key` is gone: its handles are forgotten and the key may be reused by another
- * engine. */
+/* The object at `key` is gone. An engine ends with its last key: its handles are forgotten. */
 void tp_engine_forget(const void *key);
 
 /* If exactly one engine is known to this process, that one; else NULL. */

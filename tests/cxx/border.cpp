@@ -215,6 +215,7 @@ static void scenario_range(Run &run) {
 }
 
 static void scenario_scatter(Run &run) {
+    (void)run;
 #if SINCE13
     Requests entries;
     for (size_t i = 0; i < 100; i++)
@@ -227,6 +228,10 @@ static void scenario_scatter(Run &run) {
     sizes.push_back(7); /* its storage is the module's: it can grow and be freed */
     CHECK(run.wait(batch_id, 100) == 4);
     CHECK(run.engine.freeBatchID(batch_id).ok());
+    if (WITH_TENT) { /* there TransferEngine is the border, and this stand-in's scatter does not pass it */
+        CHECK(record().offsets.size() == 100);
+        return;
+    }
     CHECK(record().offsets.empty());
 
     entries[50].target_id = run.engine.openSegment("elsewhere:1"); /* mixed scatter: whole to Mooncake */

@@ -105,6 +105,8 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path):
 def test_the_preload_goes_before_what_is_there(shared):
     seen = environment_of(tidepool("run", "--store", shared, "--", *ENV, LD_PRELOAD="libm.so.6"))
     assert seen["LD_PRELOAD"] == f"{LIBRARY}:libm.so.6"
+    for there in (str(LIBRARY), f"libm.so.6:{LIBRARY}", f"{LIBRARY} libm.so.6"):
+        assert environment_of(tidepool("run", "--store", shared, "--", *ENV, LD_PRELOAD=there))["LD_PRELOAD"] == there
 
 
 def library_in(folder, name="libtidepool.so"):

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A process that `tidepool status` can look at: the library's own server and counters, without Mooncake.
+ * A process that `tidepool status` can look at: the library's own server and counters, without
+ * Mooncake.
  *
- *   tool-test-process store|engine     the directory comes from the environment, as for any other process
+ *   tool-test-process store|engine     the directory comes from the environment, as for any other
+ * process
  *
  * Prints "ready", then waits for the end of its standard input and ends in order.
  */
@@ -18,8 +20,10 @@
 #define SEGMENT_BYTES ((size_t)8 << 20)
 
 static int start_store(const struct tp_config *config) {
-    void *memory = mmap(NULL, SEGMENT_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    int result = memory == MAP_FAILED ? -1 : tp_segment_overlay(memory, SEGMENT_BYTES, false, config);
+    void *memory =
+        mmap(NULL, SEGMENT_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int result =
+        memory == MAP_FAILED ? -1 : tp_segment_overlay(memory, SEGMENT_BYTES, false, config);
 
     atomic_fetch_or(&tp_stats_page()->roles, TP_ROLE_STORE);
     return result ? result : tp_segment_publish(memory, config);

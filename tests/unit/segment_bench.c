@@ -7,11 +7,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "env/stats.h"
@@ -71,6 +74,23 @@ bool bench_same(const void *address, uint64_t bytes, unsigned seed) {
             return false;
     }
     return true;
+}
+
+static pid_t dying_with(pid_t parent, pid_t child) {
+    cr_assert_geq(child, 0);
+    if (child == 0 && (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != parent))
+        _exit(99);
+    return child;
+}
+
+pid_t bench_fork(void) {
+    pid_t parent = getpid();
+    return dying_with(parent, fork());
+}
+
+pid_t bench_process(void) {
+    pid_t parent = getpid();
+    return dying_with(parent, (pid_t)syscall(SYS_fork));
 }
 
 unsigned bench_fds(void) {
@@ -178,7 +198,8 @@ static bool map_pieces(int fd, const struct tp_msg_segment *segment, char *base,
         uint64_t bytes = tp_wire_piece_bytes(segment, first + i);
         int seals = fcntl(fds[i], F_GET_SEALS);
         good = good && fstat(fds[i], &status) == 0 && (uint64_t)status.st_size == bytes;
-        good = good && (seals < 0 || (seals & F_SEAL_SHRINK) != 0);
+        /* Files of tmpfs and hugetlbfs answer with F_SEAL_SEAL alone: no seal can be put on them. */
+        good = good && (seals == F_SEAL_SEAL || (seals & F_SEAL_SHRINK) != 0);
         good =
             good && mmap(base + (first + i) * segment->piece_bytes, bytes, PROT_READ | PROT_WRITE,
                          MAP_SHARED | MAP_FIXED, fds[i], 0) != MAP_FAILED;

@@ -27,6 +27,11 @@ void *bench_allocate(uint64_t bytes);
 void bench_fill(void *address, uint64_t bytes, unsigned seed);
 bool bench_same(const void *address, uint64_t bytes, unsigned seed);
 
+/* fork(2); the child dies with the test, whatever becomes of that. */
+pid_t bench_fork(void);
+/* The same, but the child is no forked child to the library (no handlers run): it can be a store. */
+pid_t bench_process(void);
+
 unsigned bench_fds(void);
 unsigned bench_maps(void);
 

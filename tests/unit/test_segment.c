@@ -187,7 +187,7 @@ Test(segment, a_forked_child_has_zeros_instead_and_no_fds) {
     unsigned fds = bench_fds();
     cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), 0);
     memset(range, 7, BYTES);
-    pid_t child = fork();
+    pid_t child = bench_fork();
     if (child == 0) {
         bool good = range[0] == 0 && range[BYTES - 1] == 0 && bench_fds() == fds;
         good = good && shmem_kib() < 1024 && !tp_segment_contains(range);

@@ -49,7 +49,7 @@ static void end_store(struct store *store) {
 Test(server, a_client_sees_the_same_bytes_both_ways) {
     struct store store = start_store();
     bench_fill(store.range, BYTES, 1);
-    pid_t child = fork();
+    pid_t child = bench_fork();
     if (child == 0) {
         struct tp_msg message;
         int fd = bench_attach(store.config);

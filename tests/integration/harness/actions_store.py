@@ -313,21 +313,15 @@ def many_blocks(w, prefix, keys, blocks, block_bytes, seed):
     """One batch of `keys` objects of `blocks` buffers each, put and got back; the memory is one registered buffer."""
     size = keys * blocks * block_bytes
     source, target = make_buffers(w, [size], seed)[0], make_buffers(w, [size])[0]
-    names_ = [f"{prefix}{index}" for index in range(keys)]
-
-    def rows(buffer):
-        return [
-            [buffer.address + (key * blocks + block) * block_bytes for block in range(blocks)] for key in range(keys)
-        ]
-
+    some = [f"{prefix}{index}" for index in range(keys)]
     sizes = [[block_bytes] * blocks] * keys
-    put_results = w.store.batch_put_from_multi_buffers(names_, rows(source), sizes)
-    get_results = w.store.batch_get_into_multi_buffers(names_, rows(target), sizes)
+    stored = w.store.batch_put_from_multi_buffers(some, rows(source, keys, blocks, block_bytes), sizes)
+    got = w.store.batch_get_into_multi_buffers(some, rows(target, keys, blocks, block_bytes), sizes)
     equal = bool(np.array_equal(source.bytes, target.bytes)) and target.guards_intact
     drop_buffers(w, [source, target])
     return {
-        "put_failed": sum(result != 0 for result in put_results),
-        "get_failed": sum(result != blocks * block_bytes for result in get_results),
+        "put_failed": sum(result != 0 for result in stored),
+        "get_failed": sum(result != blocks * block_bytes for result in got),
         "equal": equal,
     }
 
@@ -407,42 +401,48 @@ def remove_all(w):
     return w.store.remove_all(True)
 
 
-def timed(w, prefix, keys, blocks, block_bytes, seed, rounds):
-    """Seconds of each of `rounds` puts and gets of one shape; every byte compared after each."""
-    size = keys * blocks * block_bytes
-    source, target = make_buffers(w, [size], seed)[0], make_buffers(w, [size])[0]
-    sizes = [[block_bytes] * blocks] * keys
-    flat = [block_bytes] * keys
+def round_buffers(w, name, size):
+    """A source and a target that stay registered from round to round."""
+    if name not in w.kept:
+        w.kept[name] = (make_buffers(w, [size], seed=size)[0], make_buffers(w, [size])[0])
+    return w.kept[name]
 
-    def rows(buffer):
-        return [
-            [buffer.address + (key * blocks + block) * block_bytes for block in range(blocks)] for key in range(keys)
-        ]
 
-    sources, targets = rows(source), rows(target)
-    times = {"put": [], "get": [], "verified": 0}
-    for number in range(rounds):
-        some = [f"{prefix}-{number}-{index}" for index in range(keys)]
-        source.bytes[:: max(1, block_bytes // 2)] += 1
-        target.poison()
+def forget_buffers(w, name):
+    drop_buffers(w, w.kept.pop(name))
+
+
+def rows(buffer, keys, blocks, block_bytes):
+    """The addresses of each key's blocks, one after the other in the buffer."""
+    step = blocks * block_bytes
+    return [[buffer.address + key * step + block * block_bytes for block in range(blocks)] for key in range(keys)]
+
+
+def timed(w, name, number, keys, blocks, block_bytes, keys_a_call):
+    """Seconds of one put and one get of all keys of a shape; every byte is compared."""
+    source, target = round_buffers(w, name, keys * blocks * block_bytes)
+    sources, targets = (rows(buffer, keys, blocks, block_bytes) for buffer in (source, target))
+    some = [f"{name}-{number}-{index}" for index in range(keys)]
+    source.bytes[:: max(1, block_bytes // 2)] += 1
+    target.poison()
+
+    def over_calls(single, several, addresses):
+        results = []
         start = time.perf_counter()
-        if blocks == 1:
-            stored = w.store.batch_put_from(some, [row[0] for row in sources], flat)
-        else:
-            stored = w.store.batch_put_from_multi_buffers(some, sources, sizes)
-        middle = time.perf_counter()
-        if blocks == 1:
-            got = w.store.batch_get_into(some, [row[0] for row in targets], flat)
-        else:
-            got = w.store.batch_get_into_multi_buffers(some, targets, sizes)
-        end = time.perf_counter()
-        assert not any(stored), f"put failed: {sorted(set(stored))}"
-        assert set(got) == {blocks * block_bytes}, f"get failed: {sorted(set(got))}"
-        assert np.array_equal(source.bytes, target.bytes), "other bytes came back"
-        times["put"].append(middle - start)
-        times["get"].append(end - middle)
-        times["verified"] += size
-        for key in some:
-            w.store.remove(key, True)
-    drop_buffers(w, [source, target])
-    return times
+        for first in range(0, keys, keys_a_call):
+            part = slice(first, first + keys_a_call)
+            count = len(some[part])
+            if blocks == 1:
+                results += single(some[part], [row[0] for row in addresses[part]], [block_bytes] * count)
+            else:
+                results += several(some[part], addresses[part], [[block_bytes] * blocks] * count)
+        return time.perf_counter() - start, results
+
+    put_s, stored = over_calls(w.store.batch_put_from, w.store.batch_put_from_multi_buffers, sources)
+    get_s, got = over_calls(w.store.batch_get_into, w.store.batch_get_into_multi_buffers, targets)
+    assert not any(stored), f"put failed: {sorted(set(stored))}"
+    assert set(got) == {blocks * block_bytes}, f"get failed: {sorted(set(got))}"
+    assert np.array_equal(source.bytes, target.bytes), "other bytes came back"
+    for key in some:
+        w.store.remove(key, True)
+    return {"put": put_s, "get": get_s}

@@ -5,8 +5,10 @@ Tidepool, all gone when the test ends.
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
+import tempfile
 import time
 
 from . import actions_engine, actions_store, status
@@ -53,6 +55,7 @@ class Cluster:
         os.mkdir(self.directory, 0o700)
         self.preload = str(LIBRARY) if preload is None else preload
         self.processes = []
+        self.extra_folders = []
         self.master = None
         self.master_address = None
 
@@ -65,6 +68,15 @@ class Cluster:
         if self.master is not None:
             self.master.kill()
             self.master.wait(10)
+        for folder in self.extra_folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def common_directory(self):
+        """A directory that every user can enter (the tests' own folders are closed)."""
+        made = tempfile.mkdtemp(prefix="tidepool-test-")
+        os.chmod(made, 0o755)
+        self.extra_folders.append(made)
+        return made
 
     # ---- environments
 
@@ -121,7 +133,11 @@ class Cluster:
         if user is not None:
             open(log, "ab").close()
             os.chown(log, user, user)
-        made = Process(name, self.wheel.python, whole, log, user)
+        python = self.wheel.python
+        if user is not None:
+            python, paths = self.wheel.python_for(user)
+            whole["PYTHONPATH"] = os.pathsep.join(paths)
+        made = Process(name, python, whole, log, user)
         self.processes.append(made)
         return made
 

@@ -49,7 +49,8 @@ class Process:
         self.log_path = log_path
         reply_read, reply_write = os.pipe()
         log = open(log_path, "ab")
-        environment = dict(environment, PYTHONPATH=HARNESS)
+        paths = [HARNESS, environment["PYTHONPATH"]] if "PYTHONPATH" in environment else [HARNESS]
+        environment = dict(environment, PYTHONPATH=os.pathsep.join(paths))
         self.popen = subprocess.Popen(
             [python, "-m", "harness.worker", str(reply_write)],
             stdin=subprocess.PIPE,

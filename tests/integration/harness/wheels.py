@@ -2,8 +2,11 @@
 
 import glob
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(os.environ.get("TIDEPOOL_BUILD", ROOT / "build")).resolve()
@@ -31,11 +34,25 @@ class Wheel:
     def present(self):
         return self.folder is not None
 
+    def python_for(self, user):
+        """An interpreter that this user may run, and the folders with the wheel's modules. The one of the virtual
+        environment may lie where only its owner can go; the system's does as well if it is of the same version."""
+        site = os.path.dirname(self.folder)
+        version = os.path.basename(os.path.dirname(site))
+        for python in (self.python, f"/usr/bin/{version}"):
+            try:
+                done = subprocess.run([python, "-c", "import ctypes"], user=user, group=user, extra_groups=[])
+            except OSError:
+                continue
+            if done.returncode == 0:
+                return python, [site]
+        pytest.skip(f"no {version} here that user {user} may run")
+
     def environment(self):
         environment = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("MC_", "TIDEPOOL_", "MOONCAKE_", "LD_", "GLOG_"))
+            if not name.startswith(("MC_", "TIDEPOOL_", "MOONCAKE_", "LD_", "GLOG_", "PYTHONPATH"))
         }
         if self.library_path:
             environment["LD_LIBRARY_PATH"] = self.library_path
@@ -52,4 +69,5 @@ CUDA13 = Wheel("cuda13", ROOT / ".venv-cuda13", str(ROOT / "build" / "stubs"))
 def from_environment():
     """A wheel of the caller's choice (scripts/check-upstream): its virtual environment."""
     venv = os.environ.get("TIDEPOOL_TEST_VENV")
-    return Wheel("given", Path(venv), str(ROOT / "build" / "stubs")) if venv else None
+    stubs = os.environ.get("TIDEPOOL_TEST_STUBS", "")
+    return Wheel("given", ROOT / venv, stubs and str(ROOT / stubs)) if venv else None

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `meson install` puts where is found from there, under any prefix."""
+
+import shutil
+import subprocess
+
+import pytest
+from tools_support import BUILD, tidepool
+
+
+@pytest.mark.skipif(not shutil.which("meson"), reason="meson is not on PATH")
+def test_an_installed_tool_finds_the_installed_library(tmp_path):
+    subprocess.run(
+        ["meson", "install", "-C", BUILD, "--no-rebuild", "--destdir", tmp_path], check=True, capture_output=True, timeout=60
+    )
+    (tool,) = tmp_path.rglob("bin/tidepool")
+    (library,) = tmp_path.rglob("libtidepool.so")
+    (manual,) = tmp_path.rglob("man1/tidepool.1*")
+    assert tool.parent.parent in library.parents and tool.parent.parent in manual.parents
+    result = tidepool("run", "--store", tmp_path / "shared", "--print", tool=tool)
+    assert result.returncode == 0, result.stderr
+    assert f"export LD_PRELOAD={library}\n" in result.stdout
