@@ -18,9 +18,10 @@
  * context take, so no GPU pointer exists before it is noticed. */
 #define LOOK_AGAIN_NS UINT64_C(10000000)
 
-enum need { BASE, LATER };
+enum need { BASE, COPY, VMM, LATER };
 
 static struct tp_cuda driver;
+static unsigned driver_groups; /* enum tp_cuda_group */
 
 static const struct entry {
     const char *name, *exported;
@@ -61,14 +62,20 @@ static void *find_entry(void *library, const struct entry *entry) {
 /* The handle is kept for good: the table points into the library. */
 static enum driver_state load_driver(bool load) {
     void *library = dlopen("libcuda.so.1", load ? RTLD_NOW : RTLD_NOLOAD | RTLD_NOW);
+    unsigned groups = TP_CUDA_COPY | TP_CUDA_VMM;
     if (!library)
         return DRIVER_ABSENT;
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
         void *function = find_entry(library, &entries[i]);
         if (!function && entries[i].need == BASE)
             return DRIVER_UNUSABLE;
+        if (!function && entries[i].need == COPY)
+            groups &= ~(unsigned)TP_CUDA_COPY;
+        if (!function && entries[i].need == VMM)
+            groups &= ~(unsigned)TP_CUDA_VMM;
         *(void **)((char *)&driver + entries[i].field) = function;
     }
+    driver_groups = groups;
     return DRIVER_READY;
 }
 
@@ -103,16 +110,20 @@ const struct tp_cuda *tp_cuda(bool load, bool *ret_unusable) {
     return state == DRIVER_READY ? &driver : NULL;
 }
 
+bool tp_cuda_has(enum tp_cuda_group group) {
+    return tp_cuda(false, NULL) && driver_groups & group;
+}
+
 bool tp_cuda_initialised(void) {
     const struct tp_cuda *cuda = tp_cuda(false, NULL);
     int count = 0;
-    return cuda && cuda->device_get_count(&count) == TP_CUDA_SUCCESS;
+    return cuda && cuda->device_get_count && cuda->device_get_count(&count) == TP_CUDA_SUCCESS;
 }
 
 const char *tp_cuda_error(tp_cu_result result) {
     const struct tp_cuda *cuda = tp_cuda(false, NULL);
     const char *name = NULL;
-    if (cuda && cuda->get_error_name(result, &name) == TP_CUDA_SUCCESS && name)
+    if (cuda && cuda->get_error_name && cuda->get_error_name(result, &name) == TP_CUDA_SUCCESS && name)
         return name;
     return "an unknown CUDA error";
 }

@@ -12,7 +12,7 @@
 
 #include "env/cuda_abi.h"
 
-/* Fields of LATER entries (cuda_entries.def) may be NULL; the others are always there. */
+/* What is missing is NULL: ask tp_cuda_has before using a group (cuda_entries.def). */
 struct tp_cuda {
 #define CUDA_ENTRY(field, name, exported, version, need, parameters) tp_cu_result(*field) parameters;
 #include "env/cuda_entries.def"
@@ -24,6 +24,10 @@ struct tp_cuda {
  * entry counts as absent; *ret_unusable (may be NULL) is then true. Absence is looked at again at most every 10 ms. Any thread.
  */
 const struct tp_cuda *tp_cuda(bool load, bool *ret_unusable);
+
+/* All of what copies need / what CUDA VMM memory needs is there. False without a driver. */
+enum tp_cuda_group { TP_CUDA_COPY = 1, TP_CUDA_VMM = 2 };
+bool tp_cuda_has(enum tp_cuda_group group);
 
 /* Has somebody called cuInit in this process? False without a driver. Never initialises. */
 bool tp_cuda_initialised(void);

@@ -85,8 +85,8 @@ def read_socket(path):
         connection.send(hello())
         while True:
             message, control, _, _ = connection.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(16 * 4))
-            if not message:
-                raise ConnectionError(f"{path}: closed before it sent its counters")
+            if len(message) != MESSAGE_BYTES:
+                raise ConnectionError(f"{path}: {len(message)} bytes instead of its counters")
             fds = array.array("i")
             for _, _, data in control:
                 fds.frombytes(data[: len(data) // 4 * 4])
