@@ -101,6 +101,8 @@ static void read_program(char *ret_text, size_t bytes) {
         const char *argument = arguments + at;
         const char *base = strrchr(argument, '/');
 
+        if (strcmp(argument, "-c") == 0)
+            return; /* what follows is code, which may hold secrets */
         if (at == 0 || !*argument || *argument == '-')
             continue;
         copy_text(ret_text, bytes, base ? base + 1 : argument);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pieces that are files of a directory on hugetlbfs or tmpfs. The files have no name, or lose it as soon as they are open: the
- * memory is gone with the last process that holds or maps it, however it ends.
+ * Pieces that are files of a directory on hugetlbfs or tmpfs. The files have no name, or lose it as
+ * soon as they are open: the memory is gone with the last process that holds or maps it, however it
+ * ends.
  *
  * It must not know: addresses of segments, who maps them, the server.
  *
- * Files cannot be sealed. Readers compare their sizes with what was announced; only root and this user get them at all.
+ * Files cannot be sealed. Readers compare their sizes with what was announced; only root and this
+ * user get them at all.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -42,8 +44,8 @@ static void say_shortage(const struct tp_shortage *shortage, uint64_t page_bytes
 }
 
 /*
- * Pages of a store that has just ended come back when its last engine lets go of them: worth waiting for, unless there would not
- * be enough even then.
+ * Pages of a store that has just ended come back when its last engine lets go of them: worth
+ * waiting for, unless there would not be enough even then.
  */
 static int wait_for_pages(const struct tp_config *config, const struct tp_need *need,
                           uint64_t page_bytes) {
@@ -55,10 +57,12 @@ static int wait_for_pages(const struct tp_config *config, const struct tp_need *
     if (tp_hugepages_fit(need, page_bytes, &shortage))
         return 0;
     if (shortage.total_pages < shortage.need_pages) {
-        say_shortage(&shortage, page_bytes, path, "raise vm.nr_hugepages or make the segment smaller");
+        say_shortage(&shortage, page_bytes, path,
+                     "raise vm.nr_hugepages or make the segment smaller");
         return -ENOMEM;
     }
-    snprintf(text, sizeof text, "waiting up to %u s (MC_STORE_SHM_SEGMENT_WAIT_S) for others to let go",
+    snprintf(text, sizeof text,
+             "waiting up to %u s (MC_STORE_SHM_SEGMENT_WAIT_S) for others to let go",
              config->store.wait_s);
     say_shortage(&shortage, page_bytes, path, text);
     clock_gettime(CLOCK_MONOTONIC, &start);
@@ -75,7 +79,8 @@ static int wait_for_pages(const struct tp_config *config, const struct tp_need *
     return -ENOMEM;
 }
 
-/* What the mount itself may give: tmpfs always says, hugetlbfs only when it was mounted with a size. */
+/* What the mount itself may give: tmpfs always says, hugetlbfs only when it was mounted with a
+ * size. */
 static int check_mount(const struct tp_config *config, const struct tp_need *need,
                        const struct statfs *mount, uint64_t page_bytes) {
     uint64_t bytes = need->bytes / page_bytes * page_bytes;
@@ -96,7 +101,8 @@ static int check_huge(const struct tp_config *config, const struct tp_need *need
     if (need->address % page_bytes != 0) {
         tp_log(TP_LOG_ERROR,
                "MC_STORE_SHM_SEGMENT_DIR=%s: memory at %#" PRIx64
-               " is not aligned to the mount's pages of %" PRIu64 " KiB: use a mount with smaller pages",
+               " is not aligned to the mount's pages of %" PRIu64
+               " KiB: use a mount with smaller pages",
                config->store.segment_dir, need->address, page_bytes >> 10);
         return -EINVAL;
     }
@@ -131,7 +137,8 @@ static int look_at_mount(const struct tp_config *config, const struct tp_need *n
         return -EINVAL;
     }
     tp_log(TP_LOG_ERROR,
-           "MC_STORE_SHM_SEGMENT_DIR=%s is not hugetlbfs or tmpfs (type %#lx): name a directory on one, "
+           "MC_STORE_SHM_SEGMENT_DIR=%s is not hugetlbfs or tmpfs (type %#lx): name a directory on "
+           "one, "
            "or 'memfd'",
            path, type);
     return -EINVAL;
@@ -141,8 +148,7 @@ static int files_open(const struct tp_config *config, const struct tp_need *need
                       struct tp_backing *ret_backing) {
     struct tp_backing backing = {.ops = &tp_backing_files, .reserve_first = true};
     char error[512] = "";
-    backing.dir_fd =
-        tp_host_open_dir(config->store.segment_dir, true, config, error, sizeof error);
+    backing.dir_fd = tp_host_open_dir(config->store.segment_dir, true, config, error, sizeof error);
     if (backing.dir_fd < 0) {
         tp_log(TP_LOG_ERROR, "MC_STORE_SHM_SEGMENT_DIR: %s", error);
         return backing.dir_fd;
@@ -181,7 +187,8 @@ static int make_named(int dir_fd) {
 static int files_create(struct tp_backing *backing, uint64_t bytes, int *ret_fd) {
     /* With O_EXCL the file can never be given a name. */
     int fd = openat(backing->dir_fd, ".", O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
-    /* File systems and kernels without it answer EOPNOTSUPP, EISDIR or EINVAL; hugetlbfs has it since Linux 5.7. */
+    /* File systems and kernels without it answer EOPNOTSUPP, EISDIR or EINVAL; hugetlbfs has it
+     * since Linux 5.7. */
     if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL || errno == ENOENT))
         fd = make_named(backing->dir_fd);
     else if (fd < 0)

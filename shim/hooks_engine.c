@@ -120,7 +120,8 @@ static void ask_name(const struct tp_module *module, void *self, char *ret_name,
 }
 
 static void publish_name(const struct tp_module *module, void *self,
-                         const struct cxx_string *metadata, const struct cxx_string *local_name) {
+                         const struct cxx_string *metadata, const struct cxx_string *local_name,
+                         bool store) {
     static const char p2p[] = "P2PHANDSHAKE";
     char name[256] = "";
 
@@ -132,8 +133,8 @@ static void publish_name(const struct tp_module *module, void *self,
         name[local_name->bytes] = '\0';
     }
     if (name[0]) {
-        tp_shim_set_name(name);
-    } else {
+        tp_shim_set_name(name, store);
+    } else if (store) {
         tp_log(TP_LOG_WARN, "the name by which peers open this store could not be learned: engines "
                             "will use Mooncake's transport");
     }
@@ -156,8 +157,9 @@ int tp_hook_te_init(void *self, const struct cxx_string *metadata,
     }
     int rc = real(self, metadata, local_name, host, port);
     starting_engine = outer;
-    if (rc == 0 && config && config->store.half == TP_HALF_ON && module && module->store) {
-        publish_name(module, self, metadata, local_name);
+    if (rc == 0 && config && module) {
+        publish_name(module, self, metadata, local_name,
+                     config->store.half == TP_HALF_ON && module->store);
     }
     return rc;
 }

@@ -43,7 +43,7 @@ static void start(void) {
         roles |= TP_ROLE_ENGINE;
     }
     atomic_fetch_or(&tp_stats_page()->roles, roles);
-    if (roles == TP_ROLE_ENGINE) {
+    if (roles & TP_ROLE_ENGINE) {
         (void)tp_server_start(false,
                               config); /* only for `tidepool status`; a failure has its own line */
     }
@@ -60,11 +60,13 @@ void tp_shim_start(const struct tp_config *config) {
     }
 }
 
-void tp_shim_set_name(const char *name) {
+void tp_shim_set_name(const char *name, bool store) {
     struct tp_stats_page *page = tp_stats_page();
 
-    (void)snprintf(page->name, sizeof(page->name), "%s", name);
-    if (tp_server_set_name(name) != 0) {
+    if (store || page->name[0] == '\0') {
+        (void)snprintf(page->name, sizeof(page->name), "%s", name);
+    }
+    if (store && tp_server_set_name(name) != 0) {
         tp_log(TP_LOG_WARN,
                "the endpoint name \"%s\" is longer than 255 characters: engines will not find this "
                "store",

@@ -18,7 +18,8 @@ const struct tp_config *tp_shim_config(void);
  * thread. */
 void tp_shim_start(const struct tp_config *config);
 
-/* The name by which peers open this process is known. */
-void tp_shim_set_name(const char *name);
+/* The name by which peers open this process is known: `store`, they will open it for its segments;
+ * else only for people. */
+void tp_shim_set_name(const char *name, bool store);
 
 #endif

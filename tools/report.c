@@ -12,6 +12,8 @@
 #include <string.h>
 #include <time.h>
 
+#define NEW_S 5
+
 /*
  * Counters that are zero when all is well, whatever else the processes do. Requests left to
  * Mooncake for other reasons are ordinary: a peer on another host, a piece that is still being
@@ -51,10 +53,27 @@ const char *report_slot_word(uint32_t state) {
     return state < sizeof(words) / sizeof(*words) ? words[state] : "unknown";
 }
 
+static bool has_segments(const struct tp_stats_page *page) {
+    for (size_t i = 0; i < TP_STATS_SEGMENTS; i++) {
+        uint32_t state = atomic_load(&page->segments[i].state);
+        if (state == TP_SLOT_STARTING || state == TP_SLOT_LIVE) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * The entry says what the process does, the page what it is configured for: an engine that may lend
+ * memory, but was set up without any, is no store.
+ */
 uint32_t report_roles(const struct scan_entry *entry) {
-    uint32_t roles =
-        entry->page ? atomic_load(&entry->page->roles) & (TP_ROLE_STORE | TP_ROLE_ENGINE) : 0;
-    return roles ? roles : entry->kind == 's' ? TP_ROLE_STORE : TP_ROLE_ENGINE;
+    uint32_t configured = entry->page ? atomic_load(&entry->page->roles) : 0;
+
+    if (entry->kind == 's') {
+        return TP_ROLE_STORE | (configured & TP_ROLE_ENGINE);
+    }
+    return TP_ROLE_ENGINE | (entry->page && has_segments(entry->page) ? TP_ROLE_STORE : 0);
 }
 
 __attribute__((format(printf, 2, 3))) static void add_reason(struct report *report,
@@ -117,6 +136,13 @@ static unsigned live_peers(const struct tp_stats_page *page) {
     return live;
 }
 
+/* A process that has just started has not met the others yet. */
+static bool is_new(const struct scan_entry *entry, const struct report *report) {
+    uint64_t start_s = entry->page->start_s;
+
+    return start_s <= report->now_s && report->now_s - start_s < NEW_S;
+}
+
 static void judge_live(const struct scan_entry *entry, struct report *report) {
     const struct tp_stats_page *page = entry->page;
     uint32_t roles = report_roles(entry);
@@ -125,8 +151,8 @@ static void judge_live(const struct scan_entry *entry, struct report *report) {
     if (roles & TP_ROLE_STORE) {
         report->stores++;
         report->segment_bytes += atomic_load(&page->counters[TP_SEGMENT_BYTES]);
-        if (!live_segments(page)) {
-            add_reason(report, "%s publishes no memory (yet)", who(entry, name));
+        if (!live_segments(page) && !is_new(entry, report)) {
+            add_reason(report, "%s publishes no memory", who(entry, name));
         }
     }
     if (roles & TP_ROLE_ENGINE) {
@@ -180,9 +206,8 @@ static void judge_meeting(struct report *report) {
         const struct scan_entry *entry = &report->scan->entries[i];
         /* A store that is an engine as well need not be attached to another. */
         if (entry->state == SCAN_LIVE && report_roles(entry) == TP_ROLE_ENGINE &&
-            !live_peers(entry->page)) {
-            add_reason(report,
-                       "%s is attached to no store: it has opened none yet, or its events say why",
+            !live_peers(entry->page) && !is_new(entry, report)) {
+            add_reason(report, "%s is attached to no store: its events may say why",
                        who(entry, name));
         }
     }

@@ -29,7 +29,7 @@ struct report {
 void report_judge(const char *directory, const char *directory_problem, const struct scan *scan,
                   struct report *ret_report);
 
-/* "store", "engine" or both: TP_ROLE_*. What the page says, or else what its entry says. */
+/* "store", "engine" or both: TP_ROLE_*. By its entry and its page. */
 uint32_t report_roles(const struct scan_entry *entry);
 
 /* The first line of the text form, without its end. */

@@ -28,7 +28,8 @@ const char *text_bytes(uint64_t count, char ret_text[static 16]) {
         (void)snprintf(ret_text, 16, "%u B", (unsigned)count);
         return ret_text;
     }
-    while (value >= 1024 && unit + 1 < sizeof(units) / sizeof(*units)) {
+    /* 1023.5 and more would be printed as 1024 */
+    while (value >= 1023.5 && unit + 1 < sizeof(units) / sizeof(*units)) {
         value /= 1024;
         unit++;
     }

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Inside transport/: the CUDA driver, through dlopen and one table, loaded on first need and only
- * when this process has loaded libcuda.so.1 itself. No other file names a cu* function.
- */
+/* Inside transport/: whose memory an address is. */
 #ifndef TIDEPOOL_CUDA_H
 #define TIDEPOOL_CUDA_H
 

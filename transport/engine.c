@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The engines of this process and the segment handles that they opened; starting and ending the engine half.
+ * The engines of this process and the segment handles that they opened; starting and ending the
+ * engine half.
  *
- * Lookups take no lock: keys lie in a fixed table of atomics, handles in hash chains that only grow. Both are written under one
- * mutex, on events that are rare (an engine starts, a segment is opened for the first time).
+ * Lookups take no lock: keys lie in a fixed table of atomics, handles in hash chains that only
+ * grow. Both are written under one mutex, on events that are rare (an engine starts, a segment is
+ * opened for the first time).
  *
  * It must not know: batches, connections, how a name becomes an address.
  */
@@ -17,6 +19,7 @@
 #include <time.h>
 
 #include "env/env.h"
+#include "transport/batch.h"
 #include "transport/copy_host.h"
 #include "transport/names.h"
 #include "transport/peer.h"
@@ -170,8 +173,8 @@ struct tp_engine *tp_engine_only(void) {
 }
 
 static struct handle *handle_find(const struct tp_engine *engine, uint64_t number) {
-    struct handle *entry = atomic_load_explicit(&engine->buckets[number % HANDLE_BUCKETS],
-                                                memory_order_acquire);
+    struct handle *entry =
+        atomic_load_explicit(&engine->buckets[number % HANDLE_BUCKETS], memory_order_acquire);
     while (entry && entry->number != number)
         entry = entry->next;
     return entry;
@@ -258,12 +261,9 @@ int tp_transport_start(const struct tp_config *config) {
     int error = 0;
     if (!atomic_load_explicit(&transport_on, memory_order_relaxed)) {
         tp_fork_guard();
-        error = tp_copy_pool_start(config->engine.copy_threads);
-        if (error)
-            tp_log(TP_LOG_ERROR, "the copy threads cannot be started: %s; transfers go through Mooncake",
-                   strerror(-error));
-        else
-            error = tp_peer_start(config);
+        tp_copy_pool_size(config->engine.copy_threads);
+        tp_peer_set_reaper(tp_batch_reap);
+        error = tp_peer_start(config);
         atomic_store_explicit(&transport_on, error == 0, memory_order_release);
     }
     pthread_mutex_unlock(&start_lock);

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The peer thread: finds stores in the directory, holds the connections (link.c), brings pieces in, and drops the memory of stores
- * that are gone once no copy uses it.
+ * The peer thread: watches the directory for stores, connects to each, and keeps their links going.
+ * It never waits for any of them: a stopped or hostile store costs a bounded share of this thread
+ * and nothing else.
  *
- * A directory that does not exist yet is looked for each second. Where inotify works, a store that appears is seen at once;
- * elsewhere within a second. Nothing blocks: a stopped store delays only itself.
- *
- * It must not know: messages, batches beyond "let go of ended copies", Mooncake.
+ * It must not know: what is said on a link (link.c), batches.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -23,41 +21,48 @@
 
 #include "env/env.h"
 #include "env/stats.h"
-#include "segment/wire.h"
-#include "transport/batch.h"
 #include "transport/link.h"
 #include "transport/peer.h"
-#include "transport/slot.h"
 
-#define SCAN_MS 1000
-#define SILENCE_MS 2000 /* a store that has not said WELCOME by then is dropped */
-#define RETRY_MS 5000   /* before a store that was lost during the handshake is tried again */
-#define DRAIN_MS 20     /* between looks at memory that copies still use */
-#define SHUNNED 256
+#define RESCAN_MS                                                                                  \
+    1000 /* also finds what inotify does not tell: network file systems, a directory made anew */
+#define HELD_MS 50     /* between looks at mappings that wait for their last reference */
+#define BACKOFF_MS 250 /* doubled after each failure */
+#define BACKOFF_MAX 7  /* doublings: 32 s */
+#define STORES 1024    /* entries of the directory that are remembered */
+#define EVENTS 32
 
-enum source { SOURCE_KICK = TP_PEERS, SOURCE_DIRECTORY };
+enum store_state { STORE_FREE, STORE_WAITING, STORE_LINKED, STORE_SHUNNED };
 
-/* An instance that is not to be connected to before `until_ms`. */
-struct shunned {
+/* An entry of the directory. */
+struct store {
+    enum store_state state;
     uint8_t instance[16];
-    uint64_t until_ms;
+    uint64_t next_try_ms;
+    unsigned failures;
+    unsigned link;
+    bool seen; /* in this scan */
 };
 
+enum { TAG_KICK = TP_PEERS, TAG_WATCH };
+
 static struct {
+    const struct tp_config *config;
+    struct tp_link_self self;
     pthread_t thread;
     bool running;
-    const struct tp_config *config;
-    _Atomic bool stop;
-    _Atomic bool kicked;
-    int kick_fd, epoll_fd;
-    /* the thread's own: */
-    int dir_fd, inotify_fd;
-    uint64_t scanned_ms;
+    int dir_fd, epoll_fd, kick_fd, watch_fd;
+    int watch;
     struct tp_link links[TP_PEERS];
-    bool draining[TP_PEERS]; /* the slot's peer is dead and its memory not dropped yet */
-    struct shunned shunned[SHUNNED];
-    unsigned next_shunned;
-} finder = {.kick_fd = -1, .epoll_fd = -1, .dir_fd = -1, .inotify_fd = -1};
+    struct store stores[STORES];
+    uint64_t next_scan_ms;
+    char dir_error[256]; /* said last, so that it is said once */
+} finder = {.dir_fd = -1, .epoll_fd = -1, .kick_fd = -1, .watch_fd = -1, .watch = -1};
+
+static _Atomic bool finder_stop;
+static _Atomic bool kick_pending;
+static _Atomic int kick_fd = -1; /* what tp_peer_kick writes to */
+static void (*_Atomic reaper)(void);
 
 static uint64_t now_ms(void) {
     struct timespec now;
@@ -65,68 +70,79 @@ static uint64_t now_ms(void) {
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+void tp_peer_set_reaper(void (*reap)(void)) {
+    atomic_store(&reaper, reap);
+}
+
 void tp_peer_kick(void) {
     uint64_t one = 1;
-    if (!atomic_exchange(&finder.kicked, true) && finder.kick_fd >= 0)
-        (void)!write(finder.kick_fd, &one, sizeof one); /* full means that a wake is pending already */
-}
-
-static bool watch(int fd, uint32_t source) {
-    struct epoll_event event = {.events = EPOLLIN, .data.u32 = source};
-    return epoll_ctl(finder.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
-}
-
-/* ---- which stores to connect to -------------------------------------------------------------------------------------- */
-
-static void shun(const uint8_t instance[16], uint64_t until_ms) {
-    struct shunned *entry = &finder.shunned[finder.next_shunned++ % SHUNNED];
-    memcpy(entry->instance, instance, sizeof entry->instance);
-    entry->until_ms = until_ms;
-}
-
-static bool is_known(const uint8_t instance[16], uint64_t now) {
-    if (memcmp(instance, tp_stats_page()->instance, 16) == 0)
-        return true; /* this process: Mooncake copies within one process itself */
-    for (unsigned i = 0; i < TP_PEERS; i++) {
-        if (finder.links[i].fd >= 0 && memcmp(finder.links[i].instance, instance, 16) == 0)
-            return true;
-    }
-    for (unsigned i = 0; i < SHUNNED; i++) {
-        if (finder.shunned[i].until_ms > now && memcmp(finder.shunned[i].instance, instance, 16) == 0)
-            return true;
-    }
-    return false;
-}
-
-static struct tp_link *free_link(void) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    for (unsigned i = 0; i < TP_PEERS; i++) {
-        if (finder.links[i].fd < 0 && !finder.draining[i])
-            return &finder.links[i];
-    }
-    tp_log_once(&said, TP_LOG_WARN, "%d stores of this directory are attached, which is all that a process can be: further ones are left to Mooncake",
-                TP_PEERS);
-    return NULL;
-}
-
-static void try_entry(const char *name, uint64_t now) {
-    uint8_t instance[16];
-    if (tp_wire_parse_name(name, instance) != 's' || is_known(instance, now))
+    if (tp_inert() || atomic_load(&kick_fd) < 0 || atomic_exchange(&kick_pending, true))
         return;
-    struct tp_link *link = free_link();
-    if (!link)
-        return;
-    link->peer = tp_peer_at((uint32_t)(link - finder.links));
-    int error = tp_link_open(link, finder.dir_fd, name, instance, now, finder.config);
-    if (error) {
-        /* A dead store's socket stays until somebody sweeps it: look again, but not at once. */
-        shun(instance, error == -EACCES ? UINT64_MAX : now + RETRY_MS);
+    ssize_t written = write(atomic_load(&kick_fd), &one, sizeof(one));
+    (void)written; /* it cannot be full: at most one wake is pending */
+}
+
+/* ---- the directory
+ * ---------------------------------------------------------------------------------------------------
+ */
+
+static void dir_close(void) {
+    if (finder.watch >= 0)
+        (void)inotify_rm_watch(finder.watch_fd, finder.watch);
+    finder.watch = -1;
+    if (finder.dir_fd >= 0) {
+        tp_fork_close_remove(finder.dir_fd);
+        close(finder.dir_fd);
+    }
+    finder.dir_fd = -1;
+}
+
+/* Has the path come to mean another directory since it was opened? */
+static bool dir_changed(void) {
+    struct stat opened, named;
+    return stat(finder.config->engine.socket_dir, &named) != 0 ||
+           fstat(finder.dir_fd, &opened) != 0 || opened.st_dev != named.st_dev ||
+           opened.st_ino != named.st_ino;
+}
+
+static void dir_open(void) {
+    const char *path = finder.config->engine.socket_dir;
+    char error[256] = "";
+    int fd = tp_host_open_dir(path, false, finder.config, error, sizeof(error));
+    if (fd < 0) {
+        if (fd != -ENOENT && strncmp(error, finder.dir_error, sizeof(error) - 1) != 0) {
+            snprintf(finder.dir_error, sizeof(finder.dir_error), "%s", error);
+            tp_log(TP_LOG_WARN, "%s; transfers go through Mooncake until then", error);
+        }
         return;
     }
-    (void)watch(link->fd, (uint32_t)(link - finder.links));
+    finder.dir_error[0] = 0;
+    finder.dir_fd = fd;
+    (void)tp_fork_close_add(fd);
+    char watched[64];
+    snprintf(watched, sizeof(watched), "/proc/self/fd/%d", fd);
+    if (finder.watch_fd >= 0)
+        finder.watch =
+            inotify_add_watch(finder.watch_fd, watched, IN_CREATE | IN_MOVED_TO | IN_DELETE_SELF);
 }
 
-static void scan(uint64_t now) {
+static struct store *store_by_id(const uint8_t instance[static 16]) {
+    struct store *unused = NULL;
+    for (unsigned i = 0; i < STORES; i++) {
+        struct store *store = &finder.stores[i];
+        if (store->state == STORE_FREE)
+            unused = unused ? unused : store;
+        else if (memcmp(store->instance, instance, sizeof(store->instance)) == 0)
+            return store;
+    }
+    if (unused) {
+        *unused = (struct store){.state = STORE_WAITING};
+        memcpy(unused->instance, instance, sizeof(unused->instance));
+    }
+    return unused;
+}
+
+static void scan_entries(void) {
     int fd = openat(finder.dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
     if (!dir) {
@@ -134,199 +150,293 @@ static void scan(uint64_t now) {
             close(fd);
         return;
     }
-    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir))
-        try_entry(entry->d_name, now);
+    for (unsigned i = 0; i < STORES; i++)
+        finder.stores[i].seen = false;
+    struct dirent *entry;
+    while ((entry = readdir(dir))) {
+        uint8_t instance[16];
+        if (tp_wire_parse_name(entry->d_name, instance) != 's')
+            continue;
+        struct store *store = store_by_id(instance);
+        if (store)
+            store->seen = true;
+    }
     closedir(dir);
+    for (unsigned i = 0; i < STORES; i++) {
+        struct store *store = &finder.stores[i];
+        if (!store->seen && store->state != STORE_LINKED)
+            store->state = STORE_FREE;
+    }
 }
 
-/* ---- the directory --------------------------------------------------------------------------------------------------- */
+/* ---- links
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
-static void leave_directory(void) {
-    if (finder.inotify_fd >= 0)
-        close(finder.inotify_fd);
-    if (finder.dir_fd >= 0)
-        close(finder.dir_fd);
-    finder.inotify_fd = finder.dir_fd = -1;
+static void store_failed(struct store *store, enum tp_link_end end, uint64_t now) {
+    store->state = end == TP_LINK_REFUSED || end == TP_LINK_BROKEN ? STORE_SHUNNED : STORE_WAITING;
+    store->next_try_ms = now + ((uint64_t)BACKOFF_MS << store->failures);
+    if (store->failures < BACKOFF_MAX)
+        store->failures++;
 }
 
-/* Open the directory; a replaced one (removed and made again) is noticed by its link count. */
-static bool enter_directory(void) {
+static void link_ended(unsigned index, enum tp_link_end end, uint64_t now) {
+    struct tp_link *link = &finder.links[index];
+    if (end == TP_LINK_BROKEN) {
+        tp_count(TP_PEERS_REFUSED, 1);
+        tp_log(
+            TP_LOG_WARN,
+            "store %02x%02x%02x%02x (%s) does not keep to the protocol: not used; is it the same "
+            "version of Tidepool?",
+            link->instance[0], link->instance[1], link->instance[2], link->instance[3],
+            link->name ? link->name->text : "unnamed");
+    }
+    for (unsigned i = 0; i < STORES; i++) {
+        struct store *store = &finder.stores[i];
+        if (store->state != STORE_LINKED || store->link != index)
+            continue;
+        if (link->state == TP_LINK_OPEN)
+            store->failures = 0;
+        store_failed(store, end, now);
+    }
+    tp_link_end(link);
+}
+
+/* Is the process behind this socket one that we talk to? */
+static enum tp_link_end check_uid(int fd) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
-    char path[64];
-    char error[256];
-    struct stat status;
-    if (finder.dir_fd >= 0 && fstat(finder.dir_fd, &status) == 0 && status.st_nlink > 0)
-        return true;
-    leave_directory();
-    int fd = tp_host_open_dir(finder.config->engine.socket_dir, false, finder.config, error, sizeof error);
+    uint32_t uid = 0;
+    int error = tp_wire_check_peer(fd, finder.config, &uid, NULL);
+    if (error == -EACCES) {
+        tp_count(TP_PEERS_REFUSED, 1);
+        tp_log_once(&said, TP_LOG_WARN,
+                    "a store of uid %u in %s is not used: its uid is neither root nor ours (%u); "
+                    "TIDEPOOL_ALLOW_UIDS=%u allows it",
+                    uid, finder.config->engine.socket_dir, (unsigned)geteuid(), uid);
+        return TP_LINK_REFUSED;
+    }
+    return error ? TP_LINK_EOF : TP_LINK_LIVES;
+}
+
+static void store_connect(struct store *store, unsigned index, uint64_t now) {
+    char name[64] = "s-";
+    for (unsigned i = 0; i < 16; i++)
+        snprintf(name + 2 + (size_t)2 * i, 3, "%02x", store->instance[i]);
+    strcat(name, ".sock");
+    int fd = tp_wire_connect(finder.dir_fd, name);
     if (fd < 0) {
-        if (fd != -ENOENT)
-            tp_log_once(&said, TP_LOG_ERROR, "%s; until then transfers are left to Mooncake", error);
-        return false;
+        store_failed(store, TP_LINK_SILENT, now);
+        return;
     }
-    finder.dir_fd = fd;
-    finder.inotify_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    if (finder.inotify_fd >= 0 && (inotify_add_watch(finder.inotify_fd, path, IN_CREATE | IN_MOVED_TO) < 0 ||
-                                   !watch(finder.inotify_fd, SOURCE_DIRECTORY))) {
-        close(finder.inotify_fd);
-        finder.inotify_fd = -1; /* the scan each second remains */
+    enum tp_link_end end = check_uid(fd);
+    if (end != TP_LINK_LIVES) {
+        close(fd);
+        store_failed(store, end, now);
+        return;
     }
-    return true;
+    struct tp_link *link = &finder.links[index];
+    if (tp_link_begin(link, fd, store->instance, &finder.self, now) != 0) {
+        store_failed(store, TP_LINK_SILENT, now);
+        return;
+    }
+    store->state = STORE_LINKED;
+    store->link = index;
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = index};
+    if (epoll_ctl(finder.epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
+        link_ended(index, TP_LINK_SILENT, now);
 }
 
-static void drain(int fd) {
-    char bytes[4096];
-    while (read(fd, bytes, sizeof bytes) > 0)
-        continue;
+static void connect_due(uint64_t now) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    unsigned index = 0;
+    for (unsigned i = 0; i < STORES && finder.dir_fd >= 0; i++) {
+        struct store *store = &finder.stores[i];
+        if (store->state != STORE_WAITING || !store->seen || now < store->next_try_ms)
+            continue;
+        while (index < TP_PEERS && finder.links[index].state != TP_LINK_FREE)
+            index++;
+        if (index == TP_PEERS) {
+            tp_log_once(&said, TP_LOG_WARN,
+                        "%s has more than %d stores: the others are left to Mooncake",
+                        finder.config->engine.socket_dir, TP_PEERS);
+            return;
+        }
+        store_connect(store, index, now);
+    }
 }
 
-/* ---- connections ----------------------------------------------------------------------------------------------------- */
-
-static void end_link(struct tp_link *link, enum tp_link_end end, uint64_t now) {
-    unsigned index = (unsigned)(link - finder.links);
-    if (end == TP_LINK_REFUSED || !link->welcome)
-        shun(link->instance, end == TP_LINK_REFUSED ? UINT64_MAX : now + RETRY_MS);
-    tp_link_close(link);
-    finder.draining[index] = !tp_link_drop_memory(link->peer, true);
+static void scan(uint64_t now) {
+    finder.next_scan_ms = now + RESCAN_MS;
+    if (finder.dir_fd >= 0 && dir_changed())
+        dir_close();
+    if (finder.dir_fd < 0)
+        dir_open();
+    if (finder.dir_fd >= 0)
+        scan_entries();
 }
 
-static void read_link(struct tp_link *link, uint64_t now) {
-    enum tp_link_end end = tp_link_read(link, finder.config);
-    if (end == TP_LINK_LIVES)
-        end = tp_link_ask(link);
-    if (end != TP_LINK_LIVES)
-        end_link(link, end, now);
-}
-
-/* What is due without an event: requests that missed a piece, silent stores, memory of withdrawn segments. */
-static void tend_links(uint64_t now) {
+/* All links in turn. Returns how long to sleep at most. */
+static int work(uint64_t now) {
+    bool busy = false;
+    bool held = false;
+    int timeout = (int)(finder.next_scan_ms > now ? finder.next_scan_ms - now : 0);
     for (unsigned i = 0; i < TP_PEERS; i++) {
         struct tp_link *link = &finder.links[i];
-        if (link->fd < 0)
-            continue;
-        if (!link->welcome && now > link->since_ms + SILENCE_MS)
-            end_link(link, TP_LINK_LOST, now);
-        else if (tp_link_ask(link) != TP_LINK_LIVES)
-            end_link(link, TP_LINK_LOST, now);
-        else
-            (void)tp_link_drop_memory(link->peer, false);
+        if (link->state == TP_LINK_HELLO || link->state == TP_LINK_OPEN) {
+            enum tp_link_end end = tp_link_work(link, now, &busy);
+            if (end != TP_LINK_LIVES)
+                link_ended(i, end, now);
+        }
+        if (tp_link_held(link) && (link->state != TP_LINK_DRAIN || !tp_link_drain(link)))
+            held = true;
     }
+    void (*reap)(void) = atomic_load(&reaper);
+    if (held && reap)
+        reap();
+    if (busy)
+        return 0;
+    return held && timeout > HELD_MS ? HELD_MS : timeout;
 }
 
-static bool prefault(void) {
-    bool more = false;
-    for (unsigned i = 0; i < TP_PEERS; i++) {
-        if (finder.links[i].fd >= 0)
-            more |= tp_link_prefault(&finder.links[i]);
-    }
-    return more;
-}
-
-/* true while dead stores' memory is still in use. */
-static bool drain_dead(void) {
-    bool any = false;
-    for (unsigned i = 0; i < TP_PEERS; i++)
-        any |= finder.draining[i];
-    if (!any)
-        return false;
-    tp_batch_reap();
-    any = false;
-    for (unsigned i = 0; i < TP_PEERS; i++) {
-        if (finder.draining[i])
-            finder.draining[i] = !tp_link_drop_memory(tp_peer_at(i), true);
-        any |= finder.draining[i];
-    }
-    return any;
-}
-
-/* ---- the thread ------------------------------------------------------------------------------------------------------ */
-
-static void handle(const struct epoll_event *event, bool *scan_now, uint64_t now) {
-    if (event->data.u32 == SOURCE_KICK) {
-        drain(finder.kick_fd);
-        atomic_store(&finder.kicked, false);
-        *scan_now = true;
-    } else if (event->data.u32 == SOURCE_DIRECTORY) {
-        drain(finder.inotify_fd);
-        *scan_now = true;
-    } else if (finder.links[event->data.u32].fd >= 0) {
-        read_link(&finder.links[event->data.u32], now);
-    }
+static void drain_fd(int fd) {
+    char buffer[4096];
+    while (read(fd, buffer, sizeof(buffer)) > 0)
+        ;
 }
 
 static void *run(void *arg) {
     (void)arg;
-    struct epoll_event events[16];
-    bool busy = true;
-    while (!atomic_load(&finder.stop)) {
-        bool draining = drain_dead();
-        int count = epoll_wait(finder.epoll_fd, events, 16, busy ? 0 : draining ? DRAIN_MS : SCAN_MS);
+    int timeout = 0;
+    while (!atomic_load(&finder_stop)) {
+        struct epoll_event events[EVENTS];
+        int count = epoll_wait(finder.epoll_fd, events, EVENTS, timeout);
         uint64_t now = now_ms();
-        bool scan_now = now >= finder.scanned_ms + SCAN_MS;
-        for (int i = 0; i < count; i++)
-            handle(&events[i], &scan_now, now);
-        if (scan_now) {
-            finder.scanned_ms = now;
-            if (enter_directory())
-                scan(now);
+        bool look = now >= finder.next_scan_ms;
+        for (int i = 0; i < count; i++) {
+            uint32_t tag = events[i].data.u32;
+            if (tag >= TP_PEERS) {
+                drain_fd(tag == TAG_KICK ? finder.kick_fd : finder.watch_fd);
+                if (tag == TAG_KICK)
+                    atomic_store(&kick_pending, false);
+                look = true;
+                continue;
+            }
+            enum tp_link_end end = tp_link_read(&finder.links[tag], &finder.self);
+            if (end != TP_LINK_LIVES)
+                link_ended(tag, end, now);
         }
-        tend_links(now);
-        busy = prefault();
+        if (look)
+            scan(now);
+        connect_due(now);
+        timeout = work(now);
     }
     return NULL;
 }
 
-static void close_all(void) {
-    leave_directory();
-    for (unsigned i = 0; i < TP_PEERS; i++) {
-        if (finder.links[i].fd >= 0)
-            end_link(&finder.links[i], TP_LINK_LOST, 0);
+/* ---- start and stop
+ * ---------------------------------------------------------------------------------------------------
+ */
+
+static void close_listed(int *fd) {
+    if (*fd >= 0) {
+        tp_fork_close_remove(*fd);
+        close(*fd);
     }
-    tp_fork_close_remove(finder.kick_fd);
-    tp_fork_close_remove(finder.epoll_fd);
-    close(finder.kick_fd);
-    close(finder.epoll_fd);
-    finder.kick_fd = finder.epoll_fd = -1;
+    *fd = -1;
+}
+
+static int watch_fd_in_epoll(int fd, uint32_t tag) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = tag};
+    (void)tp_fork_close_add(fd);
+    return epoll_ctl(finder.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? 0 : -errno;
+}
+
+static void close_fds(void) {
+    atomic_store(&kick_fd, -1);
+    dir_close();
+    close_listed(&finder.watch_fd);
+    close_listed(&finder.kick_fd);
+    close_listed(&finder.epoll_fd);
+}
+
+static int open_fds(void) {
+    finder.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (finder.epoll_fd < 0)
+        return -errno;
+    (void)tp_fork_close_add(finder.epoll_fd);
+    finder.kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (finder.kick_fd < 0)
+        return -errno;
+    int error = watch_fd_in_epoll(finder.kick_fd, TAG_KICK);
+    if (error)
+        return error;
+    /* Instances of inotify are few (128 a user); without one the rescan finds stores a second
+     * later. */
+    finder.watch_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    if (finder.watch_fd >= 0 && watch_fd_in_epoll(finder.watch_fd, TAG_WATCH) != 0)
+        close_listed(&finder.watch_fd);
+    return 0;
+}
+
+static int learn_self(void) {
+    static const uint8_t none[16];
+    int page;
+    finder.self.netns = tp_host_netns();
+    (void)tp_stats_open(
+        &page); /* makes the instance id that the counters, and HELLO, are known by */
+    memcpy(finder.self.instance, tp_stats_page()->instance, sizeof(finder.self.instance));
+    if (memcmp(finder.self.instance, none, sizeof(none)) == 0) {
+        int error = tp_random_id(finder.self.instance);
+        if (error)
+            return error;
+    }
+    return tp_host_identity(finder.config->boot_id_only, finder.self.identity);
 }
 
 int tp_peer_start(const struct tp_config *config) {
     if (finder.running)
         return 0;
     finder.config = config;
-    finder.scanned_ms = 0;
-    atomic_store(&finder.stop, false);
-    for (unsigned i = 0; i < TP_PEERS; i++)
-        finder.links[i].fd = -1;
-    finder.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    finder.kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int error = finder.epoll_fd < 0 || finder.kick_fd < 0 || !watch(finder.kick_fd, SOURCE_KICK) ? -errno : 0;
-    if (!error) {
-        (void)tp_fork_close_add(finder.epoll_fd);
-        (void)tp_fork_close_add(finder.kick_fd);
-        error = tp_thread_start("tidepool-peer", run, NULL, &finder.thread);
+    finder.next_scan_ms = 0;
+    finder.dir_error[0] = 0;
+    memset(finder.stores, 0, sizeof(finder.stores));
+    for (unsigned i = 0; i < TP_PEERS; i++) {
+        finder.links[i].peer = tp_peer_at(i);
+        if (finder.links[i].state != TP_LINK_DRAIN) /* what an earlier stop had to leave */
+            finder.links[i].state = TP_LINK_FREE;
     }
+    atomic_store(&finder_stop, false);
+    atomic_store(&kick_pending, false);
+    int error = learn_self();
+    if (!error)
+        error = open_fds();
+    if (!error)
+        error = tp_thread_start("tidepool-peer", run, NULL, &finder.thread);
     if (error) {
-        tp_log(TP_LOG_ERROR, "the thread that looks for stores in %s cannot be started: %s; transfers are left to Mooncake",
+        tp_log(TP_LOG_ERROR, "cannot look for stores in %s: %s; transfers go through Mooncake",
                config->engine.socket_dir, strerror(-error));
-        if (finder.epoll_fd >= 0)
-            close(finder.epoll_fd);
-        if (finder.kick_fd >= 0)
-            close(finder.kick_fd);
-        finder.epoll_fd = finder.kick_fd = -1;
+        close_fds();
         return error;
     }
     finder.running = true;
+    atomic_store(&kick_fd, finder.kick_fd);
     return 0;
 }
 
 void tp_peer_stop(void) {
-    if (!finder.running || tp_inert())
+    if (!finder.running)
         return;
-    atomic_store(&finder.stop, true);
-    atomic_store(&finder.kicked, false);
+    atomic_store(&finder_stop, true);
+    atomic_store(&kick_pending, false);
     tp_peer_kick();
     pthread_join(finder.thread, NULL);
-    close_all();
+    for (unsigned i = 0; i < TP_PEERS; i++) {
+        struct tp_link *link = &finder.links[i];
+        if (link->state == TP_LINK_HELLO || link->state == TP_LINK_OPEN)
+            tp_link_end(link);
+        if (link->state == TP_LINK_DRAIN)
+            (void)tp_link_drain(link);
+    }
+    close_fds();
     finder.running = false;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The mappings of one published segment: reserve the whole range of addresses at once, so that what is contiguous in the store
- * is contiguous here, and fill it piece by piece.
+ * The mappings of one published segment: reserve the whole range of addresses at once, so that what
+ * is contiguous in the store is contiguous here, and fill it piece by piece.
  *
  * It must not know: connections, names, batches. All of it runs in the peer thread.
  */
@@ -22,7 +22,8 @@
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
 #define RESERVE_LIMIT (UINT64_C(1) << 45) /* 32 TiB: an eighth of what a process can address */
-/* Page tables of 16 MiB in 4 KiB pages take about a millisecond, and the thread has connections to look after. */
+/* Page tables of 16 MiB in 4 KiB pages take about a millisecond, and the thread has connections to
+ * look after. */
 #define PREFAULT_BYTES (UINT64_C(16) << 20)
 
 static void segment_free(struct tp_peer_segment *segment) {
@@ -36,7 +37,8 @@ static void segment_free(struct tp_peer_segment *segment) {
 }
 
 int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segment *message) {
-    /* Hugetlb files can be mapped only at multiples of their page; ordinary memory gets huge pages only at multiples of 2 MiB. */
+    /* Hugetlb files can be mapped only at multiples of their page; ordinary memory gets huge pages
+     * only at multiples of 2 MiB. */
     uint64_t align = message->page_bytes > HUGE_BYTES ? message->page_bytes : HUGE_BYTES;
     if (message->map_bytes > RESERVE_LIMIT || align > RESERVE_LIMIT)
         return -E2BIG;
@@ -73,8 +75,9 @@ static int piece_check(int fd, uint64_t bytes) {
     if (!S_ISREG(status.st_mode) || status.st_size < 0 || (uint64_t)status.st_size != bytes)
         return -EPROTO;
     /*
-     * Files of tmpfs and hugetlbfs, also unlinked ones, read as F_SEAL_SEAL alone and cannot be sealed. A memfd that could have
-     * been sealed against shrinking and was not could be cut off during a copy.
+     * Files of tmpfs and hugetlbfs, also unlinked ones, read as F_SEAL_SEAL alone and cannot be
+     * sealed. A memfd that could have been sealed against shrinking and was not could be cut off
+     * during a copy.
      */
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals >= 0 && !(seals & (F_SEAL_SHRINK | F_SEAL_SEAL)))
@@ -95,7 +98,8 @@ int tp_import_piece(struct tp_peer_segment *segment, uint32_t index, int fd) {
         return -errno;
     if (message->page_bytes < HUGE_BYTES)
         (void)madvise(at, bytes, MADV_HUGEPAGE); /* the kernel may be built or told not to */
-    /* A child could outlive us and keep a dead store's pages; a core file of a store's size helps nobody. */
+    /* A child could outlive us and keep a dead store's pages; a core file of a store's size helps
+     * nobody. */
     (void)madvise(at, bytes, MADV_DONTFORK);
     (void)madvise(at, bytes, MADV_DONTDUMP);
     atomic_store_explicit(&segment->mapped[index], 1, memory_order_release);
@@ -115,7 +119,8 @@ bool tp_import_prefault(struct tp_peer_segment *segment) {
         slice = PREFAULT_BYTES;
     char *at = segment->address + (uint64_t)piece * message->piece_bytes + segment->prefault_offset;
     if (madvise(at, slice, MADV_POPULATE_WRITE) != 0) {
-        /* An older kernel, or memory that the store has not filled: faults at first use do the same work later. */
+        /* An older kernel, or memory that the store has not filled: faults at first use do the same
+         * work later. */
         segment->prefault_piece = errno == EINVAL ? message->piece_count : piece + 1;
         segment->prefault_offset = 0;
         return segment->prefault_piece < message->piece_count;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside transport/: one connection to a store, from HELLO to end of file, and the slot that it fills. The peer thread only.
+ * Inside transport/: the connection to one store, as a state machine that never waits. The peer
+ * thread only.
  */
 #ifndef TIDEPOOL_LINK_H
 #define TIDEPOOL_LINK_H
@@ -8,47 +9,72 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct tp_config;
-struct tp_peer;
+#include "segment/wire.h"
+#include "transport/names.h"
+#include "transport/slot.h"
+
+enum tp_link_state {
+    TP_LINK_FREE,
+    TP_LINK_HELLO, /* connected, HELLO sent, no answer yet */
+    TP_LINK_OPEN,  /* welcomed */
+    TP_LINK_DRAIN, /* the connection is closed; the mappings wait for the last reference */
+};
+
+#define TP_LINK_WANTS 8     /* outstanding, also for segments that are gone meanwhile */
+#define TP_LINK_IN_FLIGHT 2 /* for segments that are there */
+
+/* How a connection ended: what the finder does about the store. */
+enum tp_link_end {
+    TP_LINK_LIVES,
+    TP_LINK_EOF,     /* try again */
+    TP_LINK_SILENT,  /* try again, ever later */
+    TP_LINK_REFUSED, /* not again: another answer needs another process */
+    TP_LINK_BROKEN,  /* the store does not keep to the protocol: not again */
+};
 
 struct tp_link {
-    int fd; /* -1: unused */
+    enum tp_link_state state;
+    int fd;
     uint8_t instance[16];
-    bool welcome; /* WELCOME has come */
-    uint32_t wants; /* WANT messages not answered yet */
-    uint32_t turn;  /* the segment whose pieces are asked for next */
-    uint64_t since_ms;
+    uint64_t deadline_ms; /* of TP_LINK_HELLO */
     uint64_t netns;
+    struct tp_name *name;
+    bool announced; /* in the log */
+    unsigned renames;
+    struct tp_want {
+        uint64_t segment_id; /* 0: free */
+        uint32_t first, count;
+        bool gone;
+    } wants[TP_LINK_WANTS];
     struct tp_peer *peer;
 };
 
-/* What became of a connection. */
-enum tp_link_end {
-    TP_LINK_LIVES,
-    TP_LINK_LOST,    /* closed by the store, or silent: worth trying again */
-    TP_LINK_REFUSED, /* by either side: not again under this instance id */
+/* What this process is, said in HELLO and compared with WELCOME. */
+struct tp_link_self {
+    uint8_t instance[16];
+    char identity[96];
+    uint64_t netns;
 };
 
-/* Connect to `socket_name` in `dir_fd` and say HELLO; fills `link`, whose peer the caller has set. 0, or -errno with nothing left open. */
-int tp_link_open(struct tp_link *link, int dir_fd, const char *socket_name, const uint8_t instance[16], uint64_t now_ms,
-                 const struct tp_config *config);
+/* Begin on a connected socket, which the link owns from now on. 0 or -errno (the socket is closed
+ * then). */
+int tp_link_begin(struct tp_link *link, int fd, const uint8_t instance[static 16],
+                  const struct tp_link_self *self, uint64_t now_ms);
 
-/* Read what is there (a bounded number of messages) and act on it. */
-enum tp_link_end tp_link_read(struct tp_link *link, const struct tp_config *config);
+/* Read what has come, a bounded number of messages. */
+enum tp_link_end tp_link_read(struct tp_link *link, const struct tp_link_self *self);
 
-/* Ask for pieces: those that requests have missed first, then in order. */
-enum tp_link_end tp_link_ask(struct tp_link *link);
+/* Ask for pieces, fill page tables, let go of what is gone. *ret_busy is set when there is more to
+ * do at once. */
+enum tp_link_end tp_link_work(struct tp_link *link, uint64_t now_ms, bool *ret_busy);
 
-/* One bounded slice of page tables ahead of use. true: there is more to do. */
-bool tp_link_prefault(struct tp_link *link);
+/* The connection has ended: nothing is routed to it from here on. */
+void tp_link_end(struct tp_link *link);
 
-/* Close; the peer is dead from here on, its memory is dropped by tp_link_drop_memory. */
-void tp_link_close(struct tp_link *link);
+/* In TP_LINK_DRAIN: unmap, if nothing refers to the mappings any more. true: the link is free. */
+bool tp_link_drain(struct tp_link *link);
 
-/*
- * Drop segments that nothing refers to: withdrawn ones, and all when the peer is `dead` (closed). true: nothing is left to drop, and
- * of a dead peer the slot may be used again.
- */
-bool tp_link_drop_memory(struct tp_peer *peer, bool dead);
+/* Is anything waiting for references to go: a dead peer, or a withdrawn segment? */
+bool tp_link_held(const struct tp_link *link);
 
 #endif

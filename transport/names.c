@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Segment names, each kept once. A store that restarts in peer-to-peer mode comes back under a new port, so names come and
- * go; they are few and small, and never freeing them is what lets every reader go without a lock.
+ * Segment names, each kept once. A store that restarts in peer-to-peer mode comes back under a new
+ * port, so names come and go; they are few and small, and never freeing them is what lets every
+ * reader go without a lock.
  *
  * It must not know: engines, peers, what a name is looked up for.
  */
@@ -12,7 +13,8 @@
 #include <string.h>
 
 #define NAME_BUCKETS 1024
-/* Names also come from other processes, which must not fill this one's memory: 65536 names are 20 MiB. */
+/* Names also come from other processes, which must not fill this one's memory: 65536 names are 20
+ * MiB. */
 #define NAME_LIMIT 65536
 
 static struct tp_name *_Atomic name_buckets[NAME_BUCKETS];
@@ -29,8 +31,8 @@ static uint64_t name_hash(const char *text, size_t bytes) {
 static struct tp_name *name_find(uint64_t hash, const char *text, size_t bytes) {
     struct tp_name *name =
         atomic_load_explicit(&name_buckets[hash % NAME_BUCKETS], memory_order_acquire);
-    while (name && (name->hash != hash || name->bytes != bytes ||
-                    memcmp(name->text, text, bytes) != 0))
+    while (name &&
+           (name->hash != hash || name->bytes != bytes || memcmp(name->text, text, bytes) != 0))
         name = name->next;
     return name;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside transport/: segment names, each kept once in the process and never freed, so that equal names are equal pointers and
- * a name can be read without a lock at any time.
+ * Inside transport/: segment names, each kept once in the process and never freed, so that equal
+ * names are equal pointers and a name can be read without a lock at any time.
  */
 #ifndef TIDEPOOL_NAMES_H
 #define TIDEPOOL_NAMES_H
@@ -17,7 +17,8 @@ struct tp_name {
     uint64_t hash;
     /* Where route.c found this name last, so that a batch does not search again: */
     _Atomic uint64_t peer;       /* a generation with its slot in the low bits, 0: none */
-    _Atomic uint64_t miss_epoch; /* tp_peer_epoch() + 1 when there was no peer of this name, 0: not looked for yet */
+    _Atomic uint64_t miss_epoch; /* tp_peer_epoch() + 1 when there was no peer of this name, 0: not
+                                    looked for yet */
     _Atomic uint64_t opened_ms;  /* CLOCK_MONOTONIC when an engine first opened it, 0: never */
     atomic_flag said;            /* that it is left to Mooncake */
     uint32_t bytes;
@@ -25,8 +26,9 @@ struct tp_name {
 };
 
 /*
- * The one object for this name. Leading slashes do not count: Mooncake's openSegment drops them. NULL when the name is empty,
- * longer than TP_NAME_BYTES, or when memory or the limit of names is used up. A known name takes no lock. Any thread.
+ * The one object for this name. Leading slashes do not count: Mooncake's openSegment drops them.
+ * NULL when the name is empty, longer than TP_NAME_BYTES, or when memory or the limit of names is
+ * used up. A known name takes no lock. Any thread.
  */
 struct tp_name *tp_name_intern(const char *text, size_t bytes);
 

@@ -2,13 +2,13 @@
 /*
  * The slots of attached stores as the rest of transport/ sees them: find, hold, let go, alive.
  *
- * A reference and a slot's end exclude each other as in Dekker's algorithm: a taker raises refs, then looks at the generation; the
- * peer thread clears the generation, then looks at refs. Both are sequentially consistent, so one of them sees the other.
+ * A reference and a slot's end exclude each other as in Dekker's algorithm: a taker raises refs,
+ * then looks at the generation; the peer thread clears the generation, then looks at refs. Both are
+ * sequentially consistent, so one of them sees the other.
  *
  * It must not know: sockets, messages, mmap.
  */
 #include "transport/peer.h"
-
 
 #include "env/stats.h"
 #include "transport/slot.h"
@@ -26,6 +26,10 @@ struct tp_peer *tp_peer_at(uint32_t slot) {
     return &tp_peers[slot];
 }
 
+bool tp_peer_self(const struct tp_peer *peer) {
+    return peer->self;
+}
+
 bool tp_peer_alive(const struct tp_peer *peer) {
     return atomic_load_explicit(&peer->alive, memory_order_acquire);
 }
@@ -38,7 +42,8 @@ struct tp_peer *tp_peer_acquire(uint32_t slot, uint64_t generation) {
     if (slot >= TP_PEERS || generation == 0)
         return NULL;
     struct tp_peer *peer = &tp_peers[slot];
-    /* A look before the write: a name that is out of date must not touch the line that busy threads share. */
+    /* A look before the write: a name that is out of date must not touch the line that busy threads
+     * share. */
     if (atomic_load_explicit(&peer->generation, memory_order_relaxed) != generation)
         return NULL;
     atomic_fetch_add(&peer->refs, 1);
@@ -88,7 +93,9 @@ void tp_peer_names_changed(void) {
     atomic_fetch_add(&peer_epoch, 1);
 }
 
-void tp_peer_publish(struct tp_peer *peer, struct tp_name *name) {
+void tp_peer_publish(struct tp_peer *peer, struct tp_name *name, bool self) {
+    if (atomic_load(&peer->generation) == 0) /* readers look at it only after the generation */
+        peer->self = self;
     atomic_store(&peer->name, name);
     atomic_store(&peer->alive, true);
     atomic_store(&peer->generation, ++last_generation);

@@ -22,21 +22,27 @@ struct tp_name;
 struct tp_config;
 
 /*
- * The live peer of this name, with a reference held, or NULL: none, dead, or ambiguous (two live
- * stores of one name). Lock-free: reads slots, takes the reference, checks again. *ret_slot and
- * *ret_generation, set when there is one, let a later tp_peer_acquire skip the search.
+ * The live peer named `name`, with a reference held, or NULL: none, dead, or ambiguous (two live
+ * stores of one name; loopback names count only within one network namespace). Lock-free.
+ * *ret_slot and *ret_generation let a later tp_peer_acquire skip the search.
  */
 struct tp_peer *tp_peer_find(const struct tp_name *name, uint32_t *ret_slot,
                              uint64_t *ret_generation);
 
-/* The peer in `slot` if it is still live and of this generation, with a reference held; else NULL.
- * Lock-free. */
+/*
+ * The peer in `slot` if it is still live and of this generation, with a reference held; else NULL.
+ * Lock-free. A generation is given once in the process, and all live peers get new ones whenever
+ * the answer of tp_peer_find may change for any name.
+ */
 struct tp_peer *tp_peer_acquire(uint32_t slot, uint64_t generation);
 void tp_peer_release(struct tp_peer *peer);
 
-/* The number of a peer's slot, and the slot of a number below TP_PEERS. */
+/* The slot's number, and back. */
 uint32_t tp_peer_slot(const struct tp_peer *peer);
 struct tp_peer *tp_peer_at(uint32_t slot);
+
+/* Is this peer our own process: may `source` be the very memory at `target_offset`? */
+bool tp_peer_self(const struct tp_peer *peer);
 
 /* Is the store still there (its connection open)? Checked before a copy is reported as done. One
  * load. */
@@ -64,17 +70,20 @@ enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t byte
 void tp_peer_count(struct tp_peer *peer, bool write, uint64_t bytes);
 
 /*
- * The live peer that a segment name stands for, with a reference held, or NULL. Remembers the answer in the name, so that a
- * batch costs two loads. *ret_gone (set only on NULL) says that there was one once.
+ * The live peer that a segment name stands for, with a reference held, or NULL. Remembers the
+ * answer in the name, so that a batch costs two loads. *ret_gone (set only on NULL) says that there
+ * was one once.
  */
 struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone);
 
 /*
- * Start and end the thread that looks for stores in config->engine.socket_dir. A missing directory is no error: the thread
- * looks for it each second. While a dead store's memory is still referred to, the thread has batch.c let go of the references of
- * copies that have ended and that nobody has asked about.
+ * Start and end the thread that looks for stores in config->engine.socket_dir. A missing directory
+ * is no error: the thread looks for it each second. `reap` is called from the thread while a dead
+ * store's memory is still referred to: it lets go of the references of copies that have ended and
+ * that nobody has asked about.
  */
 int tp_peer_start(const struct tp_config *config);
 void tp_peer_stop(void);
+void tp_peer_set_reaper(void (*reap)(void));
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registered ranges. Asking the driver whose memory a pointer is costs more than planning the whole request, so the answer is
- * kept with the range that Mooncake was told of.
+ * Registered ranges. Asking the driver whose memory a pointer is costs more than planning the whole
+ * request, so the answer is kept with the range that Mooncake was told of.
  *
- * A sorted table of atomics under a sequence count: readers take no lock, and when a registration is under way they ask the
- * driver instead of waiting.
+ * A sorted table of atomics under a sequence count: readers take no lock, and when a registration
+ * is under way they ask the driver instead of waiting.
  *
  * It must not know: batches, peers.
  */
@@ -76,7 +76,8 @@ void tp_register_range(const void *address, size_t bytes, const char *location) 
     uintptr_t first = (uintptr_t)address;
     if (!first || !bytes || first + bytes < first || tp_inert())
         return;
-    /* Only the hint of a GPU is taken at its word: a wrong one costs speed. A wrong "cpu" would cost the process. */
+    /* Only the hint of a GPU is taken at its word: a wrong one costs speed. A wrong "cpu" would
+     * cost the process. */
     bool device = location && strncmp(location, "cuda", 4) == 0;
     write_begin();
     long before = range_search(first);
@@ -109,7 +110,8 @@ void tp_unregister_range(const void *address) {
     write_end();
 }
 
-/* What the table says of the range around `address`; false when there is none or it was being changed. */
+/* What the table says of the range around `address`; false when there is none or it was being
+ * changed. */
 static bool range_read(uintptr_t address, struct tp_range_hint *ret_hint) {
     uint32_t before = atomic_load_explicit(&range_sequence, memory_order_acquire);
     if (before & 1)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside transport/: whose memory a buffer is, answered from the registered ranges where possible. */
+/* Inside transport/: whose memory a buffer is, answered from the registered ranges where possible.
+ */
 #ifndef TIDEPOOL_RANGES_H
 #define TIDEPOOL_RANGES_H
 
@@ -7,13 +8,15 @@
 
 #include "transport/cuda.h"
 
-/* The range that answered last: a caller's own, zero at first; neighbours of one batch usually lie in the same. */
+/* The range that answered last: a caller's own, zero at first; neighbours of one batch usually lie
+ * in the same. */
 struct tp_range_hint {
     uintptr_t first, end;
     enum tp_memory memory;
 };
 
-/* Whose memory all of [address, address + bytes) is. Lock-free; a driver call only where no registered range covers it. */
+/* Whose memory all of [address, address + bytes) is. Lock-free; a driver call only where no
+ * registered range covers it. */
 enum tp_memory tp_range_memory(const void *address, uint64_t bytes, struct tp_range_hint *hint);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where is this byte here: from a segment name to the peer that bears it, and from an address in the store to one in this
- * process. No locks, no system calls, except to wake the peer thread after a miss.
+ * Where is this byte here: from a segment name to the peer that bears it, and from an address in
+ * the store to one in this process. No locks, no system calls, except to wake the peer thread after
+ * a miss.
  *
  * It must not know: batches, sockets.
  */
@@ -11,7 +12,8 @@
 #include "transport/peer.h"
 #include "transport/slot.h"
 
-#define SAY_AFTER_MS 3000 /* time for a store that is being attached, before its name is called foreign */
+#define SAY_AFTER_MS                                                                               \
+    3000 /* time for a store that is being attached, before its name is called foreign */
 
 #define SLOT_BITS 6
 _Static_assert(TP_PEERS == 1 << SLOT_BITS, "a slot's number fits the low bits of a name's memory");
@@ -25,9 +27,10 @@ static void say_foreign(struct tp_name *name) {
     uint64_t opened_ms = atomic_load_explicit(&name->opened_ms, memory_order_relaxed);
     if (opened_ms == 0 || now_ms < opened_ms + SAY_AFTER_MS)
         return;
-    tp_log_once(&name->said, TP_LOG_INFO,
-                "segment %s is not a Tidepool store of this host: its transfers are left to Mooncake",
-                name->text);
+    tp_log_once(
+        &name->said, TP_LOG_INFO,
+        "segment %s is not a Tidepool store of this host: its transfers are left to Mooncake",
+        name->text);
 }
 
 struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone) {
@@ -53,11 +56,11 @@ struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone) {
     return NULL;
 }
 
-/* Is every piece of [inside, inside + bytes) mapped? Otherwise the first that is not goes to the front of the queue. */
+/* Is every piece of [inside, inside + bytes) mapped? Otherwise the first that is not goes to the
+ * front of the queue. */
 static bool pieces_mapped(struct tp_peer_segment *segment, uint64_t inside, uint64_t bytes) {
     const struct tp_msg_segment *message = &segment->message;
-    if (atomic_load_explicit(&segment->mapped_count, memory_order_acquire) ==
-        message->piece_count)
+    if (atomic_load_explicit(&segment->mapped_count, memory_order_acquire) == message->piece_count)
         return true;
     uint64_t last = (inside + bytes - 1) / message->piece_bytes;
     for (uint64_t i = inside / message->piece_bytes; i <= last; i++) {

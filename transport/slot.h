@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside transport/: what a peer's slot holds. The peer thread (finder.c) is the only writer; peer.c and route.c read from any
- * thread, under a reference.
+ * Inside transport/: what a peer's slot holds. The peer thread (finder.c) is the only writer;
+ * peer.c and route.c read from any thread, under a reference.
  *
- * | field                  | written                                                                                     |
+ * | field                  | written |
  * |------------------------|---------------------------------------------------------------------------------------------|
- * | generation             | last when a peer attaches, first (0) when it is lost                                        |
- * | alive                  | before the generation; false at once at end of file                                         |
- * | name                   | before the generation                                                                       |
- * | segments[].state       | LIVE after the entry's other fields; GONE at once when withdrawn; EMPTY when unmapped       |
- * | segments[].mapped[i]   | after piece i is mapped                                                                     |
- * | refs, wanted           | by any thread                                                                               |
+ * | generation             | last when a peer attaches, first (0) when it is lost | | alive |
+ * before the generation; false at once at end of file                                         | |
+ * name, self             | before the generation | | segments[].state       | LIVE after the
+ * entry's other fields; GONE at once when withdrawn; EMPTY when unmapped       | |
+ * segments[].mapped[i]   | after piece i is mapped | | refs, wanted           | by any thread |
  */
 #ifndef TIDEPOOL_SLOT_H
 #define TIDEPOOL_SLOT_H
@@ -26,7 +25,7 @@
 enum tp_segment_state { TP_SEGMENT_EMPTY, TP_SEGMENT_LIVE, TP_SEGMENT_GONE };
 
 struct tp_peer_segment {
-    _Atomic uint32_t state; /* enum tp_segment_state */
+    _Atomic uint32_t state;  /* enum tp_segment_state */
     _Atomic uint32_t wanted; /* 1 + the piece that a request missed last, 0: none */
     _Atomic uint32_t mapped_count;
     atomic_uchar *mapped; /* one a piece */
@@ -36,7 +35,7 @@ struct tp_peer_segment {
     /* The peer thread's own: */
     char *reserved; /* the whole reservation; `address` is its first aligned byte */
     uint64_t reserved_bytes;
-    uint32_t next_piece;    /* to ask for, when nothing is wanted */
+    uint32_t next_piece;     /* to ask for, when nothing is wanted */
     uint32_t prefault_piece; /* where the background work on page tables is */
     uint64_t prefault_offset;
     uint8_t *asked; /* one a piece: asked for already */
@@ -45,6 +44,7 @@ struct tp_peer_segment {
 struct tp_peer {
     _Alignas(64) _Atomic uint64_t generation; /* 0: not to be used */
     _Atomic bool alive;
+    bool self;
     struct tp_name *_Atomic name;
     _Atomic uint32_t segment_high; /* entries beyond it were never used */
     _Alignas(64) _Atomic uint32_t refs;
@@ -53,11 +53,12 @@ struct tp_peer {
 
 extern struct tp_peer tp_peers[TP_PEERS];
 
-/* For the peer thread: give every live peer a new generation and raise the epoch, so that all names are looked up again. */
+/* For the peer thread: give every live peer a new generation and raise the epoch, so that all names
+ * are looked up again. */
 void tp_peer_names_changed(void);
 
 /* For the peer thread: let the slot be found / no longer be used by anyone new. */
-void tp_peer_publish(struct tp_peer *peer, struct tp_name *name);
+void tp_peer_publish(struct tp_peer *peer, struct tp_name *name, bool self);
 void tp_peer_kill(struct tp_peer *peer);
 
 /* ---- import.c: the mappings of a segment; the peer thread only ---- */
@@ -65,10 +66,12 @@ void tp_peer_kill(struct tp_peer *peer);
 /* Reserve addresses for a checked segment in an empty entry. 0 or -errno with one line logged. */
 int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segment *message);
 
-/* Map piece `index` from `fd` (which stays the caller's). -EPROTO: the fd is not what the store promised. Or -errno. */
+/* Map piece `index` from `fd` (which stays the caller's). -EPROTO: the fd is not what the store
+ * promised. Or -errno. */
 int tp_import_piece(struct tp_peer_segment *segment, uint32_t index, int fd);
 
-/* Fill page tables of mapped pieces ahead of use, one bounded slice a call. true: there is more to do now. */
+/* Fill page tables of mapped pieces ahead of use, one bounded slice a call. true: there is more to
+ * do now. */
 bool tp_import_prefault(struct tp_peer_segment *segment);
 
 /* Unmap and free everything; the entry is empty. Nothing may refer to it. */

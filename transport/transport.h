@@ -103,12 +103,10 @@ enum tp_plan {
 };
 
 struct tp_batch;
-struct part;
 
 /* A submit under way: on the shim's stack. */
 struct tp_submit {
     struct tp_batch *batch;
-    struct part *part;   /* of the batch: batch.c's own */
     uint32_t first_task;     /* of this submit within the batch */
     struct tp_requests rest; /* the requests for Mooncake, in order, copied whole (stride bytes
                                 each); lives until the batch is freed */

@@ -4,9 +4,9 @@
  * memory says what it is, for a process that imports it.
  *
  * The shareable descriptor is the memfd reopened with O_PATH: it travels with SCM_RIGHTS and its
- * mmap fails, as that of the driver's does. Unlike the driver's it is a regular file to fstat
- * (theirs is the nvidia character device), and whoever reopens it through /proc/self/fd gets at the
- * memory; that is how import works here.
+ * mmap fails, as that of the driver's does. Unlike the driver's (580) it is a regular file with a
+ * size to fstat, where theirs is a character device of size 0; its mmap says EBADF, theirs EINVAL;
+ * and whoever reopens it through /proc/self/fd gets at the memory, which is how import works here.
  */
 #include "state.h"
 
@@ -113,6 +113,10 @@ CUresult fc_block_import(int path_fd, struct fc_block **ret) {
 
     if (!block)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    if (fcntl(path_fd, F_GETFD) < 0) {
+        free(block);
+        return CUDA_ERROR_UNKNOWN;
+    }
     snprintf(path, sizeof path, "/proc/self/fd/%d", path_fd);
     block->fd = -1;
     if (fstat(path_fd, &stat) || !S_ISREG(stat.st_mode) || stat.st_size <= TRAILER_BYTES)

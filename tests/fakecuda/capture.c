@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Stream capture, as far as other threads must not disturb it: what is captured is counted and
- * thrown away. Which calls are "potentially unsafe" is said where they are entered (FC_UNSAFE);
- * NVIDIA documents examples only, so the double counts every call that allocates, maps, registers,
- * loads or waits.
+ * thrown away. Which calls are "potentially unsafe" is said where they are entered (FC_UNSAFE).
+ * NVIDIA gives examples only. Asked of driver 580: waiting and querying, cuMemAlloc, cuMemHostAlloc
+ * and cuMemHostRegister are; synchronous copies, the VMM calls, and making and recording streams
+ * and events are not. Freeing, unregistering and loading modules were not asked and count as
+ * unsafe.
  */
 #include "state.h"
 

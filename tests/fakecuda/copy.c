@@ -71,9 +71,8 @@ static CUresult copy(const char *name, const struct copy_request *request, CUstr
                      bool wait) {
     struct fc_call call;
 
-    if (fc_enter(&call, name, wait ? FC_CONTEXT | FC_UNSAFE : FC_CONTEXT,
-                 "to=0x%llx from=0x%llx bytes=%zu stream=%p", request->to, request->from,
-                 request->bytes, (void *)stream))
+    if (fc_enter(&call, name, FC_CONTEXT, "to=0x%llx from=0x%llx bytes=%zu stream=%p", request->to,
+                 request->from, request->bytes, (void *)stream))
         call.result = submit(&call, request, stream, wait);
     return fc_leave(&call);
 }

@@ -95,9 +95,9 @@ static struct fc_range *find_start(struct fc_call *call, uintptr_t address, unsi
     if (!range)
         call->result = fc_violate(call, error, "0x%zx is %s", address, fc_range_past(address));
     else
-        call->result =
-            fc_violate(call, error, "0x%zx is not what this call takes: %s", address,
-                       range->address == address ? "of another kind" : "inside an allocation");
+        call->result = fc_violate(
+            call, CUDA_ERROR_INVALID_VALUE, "0x%zx is not what this call takes: %s", address,
+            range->address == address ? "of another kind" : "inside an allocation");
     return NULL;
 }
 

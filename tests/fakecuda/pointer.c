@@ -10,10 +10,26 @@ static bool on_host(const struct fc_range *range) {
            (range->kind == FC_RANGE_MAPPED && range->block->place != FC_PLACE_DEVICE);
 }
 
+/* Host memory of VMM is of device 0 to driver 580, wherever it lies. */
 static int ordinal(const struct fc_range *range) {
     if (range->kind == FC_RANGE_MAPPED)
-        return on_host(range) ? CU_DEVICE_CPU : range->block->location;
+        return on_host(range) ? 0 : range->block->location;
     return range->context->device;
+}
+
+/* A GPU's pointer needs a GPU with access, a host pointer anybody with access (driver 580). */
+static bool has_device_pointer(const struct fc_range *range) {
+    bool any = range->kind != FC_RANGE_MAPPED || !on_host(range);
+
+    for (int i = 0; i < FC_MAX_DEVICES; i++)
+        any |= range->access[i] != 0;
+    return any;
+}
+
+static bool has_host_pointer(const struct fc_range *range) {
+    if (range->kind == FC_RANGE_MAPPED && on_host(range))
+        return range->host_access || has_device_pointer(range);
+    return on_host(range) || range->kind == FC_RANGE_MANAGED;
 }
 
 static void put_int(void *data, int value) {
@@ -58,10 +74,12 @@ static CUresult put(void *data, CUpointer_attribute attribute, const struct fc_r
         put_int(data, on_host(range) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        if (!has_device_pointer(range))
+            return CUDA_ERROR_INVALID_VALUE;
         put_long(data, address);
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (!on_host(range) && range->kind != FC_RANGE_MANAGED)
+        if (!has_host_pointer(range))
             return CUDA_ERROR_INVALID_VALUE;
         put_long(data, address);
         return CUDA_SUCCESS;

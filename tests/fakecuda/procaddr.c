@@ -51,16 +51,23 @@ static int find(const char *base, int version, void **ret) {
             return known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                          : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     }
+    if (strncmp(base, "cu", 2) != 0 || strstr(base, "_v"))
+        return CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND; /* base names only */
     snprintf(versioned, sizeof versioned, "%s_v2", base);
-    found = strncmp(base, "cu", 2) != 0 ? NULL : own_symbol(versioned);
+    found = own_symbol(versioned);
     if (!found)
-        found = strncmp(base, "cu", 2) != 0 ? NULL : own_symbol(base);
+        found = own_symbol(base);
     if (!found)
         return CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     *ret = found;
     return CU_GET_PROC_ADDRESS_SUCCESS;
 }
 
+/*
+ * As driver 580 does: a version that the driver does not have is an error that leaves the status
+ * alone; a name that is not found is none, for the form of 12.0. The form of 11.3 has no status to
+ * say so and fails.
+ */
 static CUresult lookup(const char *name, const char *symbol, void **function, int version,
                        int *status) {
     int found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
@@ -68,11 +75,16 @@ static CUresult lookup(const char *name, const char *symbol, void **function, in
 
     if (fc_enter(&call, name, FC_ANYTIME, "symbol=%s version=%d", symbol, version)) {
         *function = NULL;
-        found = find(symbol, version, function);
-        call.result = *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+        if (version > fc_settings()->driver_version) {
+            call.result = CUDA_ERROR_INVALID_VALUE;
+        } else {
+            found = find(symbol, version, function);
+            if (status)
+                *status = found;
+            else if (!*function)
+                call.result = CUDA_ERROR_NOT_FOUND;
+        }
     }
-    if (status)
-        *status = found;
     return fc_leave(&call);
 }
 

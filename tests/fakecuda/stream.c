@@ -289,7 +289,7 @@ CUresult cuStreamQuery(CUstream handle) {
     struct fc_stream *stream;
     struct fc_call call;
 
-    if (fc_enter(&call, "cuStreamQuery", FC_CONTEXT | FC_UNSAFE, "stream=%p", (void *)handle)) {
+    if (fc_enter(&call, "cuStreamQuery", FC_INIT | FC_UNSAFE, "stream=%p", (void *)handle)) {
         stream = fc_stream_get(&call, handle);
         if (stream)
             call.result = fc_capture_check_sync(&call, stream);
@@ -305,8 +305,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
     struct fc_stream *stream;
     struct fc_call call;
 
-    if (fc_enter(&call, "cuStreamSynchronize", FC_CONTEXT | FC_UNSAFE, "stream=%p",
-                 (void *)handle)) {
+    if (fc_enter(&call, "cuStreamSynchronize", FC_INIT | FC_UNSAFE, "stream=%p", (void *)handle)) {
         stream = fc_stream_get(&call, handle);
         if (stream)
             call.result = fc_capture_check_sync(&call, stream);

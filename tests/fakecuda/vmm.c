@@ -68,7 +68,7 @@ static CUresult check_prop(struct fc_call *call, const CUmemAllocationProp *prop
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
         /* A node without memory or CPUs is refused; a program that probes node after node breaks no
          * rule. */
-        return at->id < 0 || at->id >= fc_settings()->numa_nodes ? CUDA_ERROR_INVALID_DEVICE
+        return at->id < 0 || at->id >= fc_settings()->numa_nodes ? CUDA_ERROR_INVALID_VALUE
                                                                  : CUDA_SUCCESS;
     default:
         return fc_violate(call, CUDA_ERROR_INVALID_VALUE, "location type %d cannot hold memory",
@@ -123,9 +123,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
                      const CUmemAllocationProp *prop, unsigned long long flags) {
     struct fc_call call;
 
-    if (fc_enter(&call, "cuMemCreate", FC_INIT | FC_UNSAFE,
-                 "size=%zu location=%d:%d handle_types=%d", size, (int)prop->location.type,
-                 prop->location.id, prop->requestedHandleTypes))
+    if (fc_enter(&call, "cuMemCreate", FC_INIT, "size=%zu location=%d:%d handle_types=%d", size,
+                 (int)prop->location.type, prop->location.id, prop->requestedHandleTypes))
         call.result = flags ? fc_violate(&call, CUDA_ERROR_INVALID_VALUE, "flags must be 0")
                             : create(&call, handle, size, prop);
     return fc_leave(&call);
@@ -219,15 +218,14 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     struct fc_block *block;
     struct fc_call call;
 
-    if (fc_enter(&call, "cuMemImportFromShareableHandle", FC_INIT | FC_UNSAFE, "fd=%d type=%d", fd,
-                 type)) {
+    if (fc_enter(&call, "cuMemImportFromShareableHandle", FC_INIT, "fd=%d type=%d", fd, type)) {
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
             call.result = CUDA_ERROR_NOT_SUPPORTED;
         } else {
             call.result = fc_block_import(fd, &block);
             if (call.result == CUDA_SUCCESS)
                 call.result = add_allocation(block, handle);
-            else if (call.result == CUDA_ERROR_INVALID_VALUE)
+            else if (call.result != CUDA_ERROR_OUT_OF_MEMORY)
                 fc_violate(&call, call.result, "descriptor %d is not of an exported allocation",
                            fd);
         }
@@ -313,11 +311,10 @@ static CUresult check_map(struct fc_call *call, uintptr_t address, size_t size, 
     if (!size || size % FC_GRANULARITY || address % FC_GRANULARITY)
         return fc_violate(call, CUDA_ERROR_INVALID_VALUE,
                           "0x%zx+%zu is not aligned to the granularity", address, size);
-    if (offset)
-        return fc_violate(call, CUDA_ERROR_INVALID_VALUE, "the offset must be 0, not %zu", offset);
-    if (size > block->size)
-        return fc_violate(call, CUDA_ERROR_INVALID_VALUE,
-                          "%zu bytes mapped of an allocation of %zu", size, block->size);
+    if (offset || size != block->size) /* driver 580 says NOT_SUPPORTED to both */
+        return fc_violate(call, CUDA_ERROR_NOT_SUPPORTED,
+                          "only a whole allocation of %zu bytes can be mapped, not %zu+%zu",
+                          block->size, offset, size);
     if (!fc_reserved(address, size, true))
         return fc_violate(call, CUDA_ERROR_INVALID_VALUE,
                           "0x%zx+%zu does not lie in one reservation", address, size);
@@ -358,9 +355,8 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset,
     struct allocation *allocation;
     struct fc_call call;
 
-    if (fc_enter(&call, "cuMemMap", FC_INIT | FC_UNSAFE,
-                 "address=0x%llx size=%zu offset=%zu handle=0x%llx", address, size, offset,
-                 handle)) {
+    if (fc_enter(&call, "cuMemMap", FC_INIT, "address=0x%llx size=%zu offset=%zu handle=0x%llx",
+                 address, size, offset, handle)) {
         allocation = get_allocation(&call, handle);
         if (flags)
             call.result = fc_violate(&call, CUDA_ERROR_INVALID_VALUE, "flags must be 0");
@@ -390,8 +386,15 @@ static CUresult check_mapped(struct fc_call *call, uintptr_t address, size_t siz
 }
 
 static CUresult unmap(struct fc_call *call, uintptr_t address, size_t size) {
-    CUresult result = check_mapped(call, address, size);
+    const struct fc_range *next = fc_range_after(address);
+    CUresult result;
 
+    /* Driver 580 gives success for a reservation in which nothing is mapped. */
+    if (fc_reserved(address, size, true) && !fc_range_at(address) &&
+        (!next || next->address >= address + size))
+        return fc_violate(call, CUDA_SUCCESS, "nothing is mapped at 0x%zx (%s)", address,
+                          fc_range_past(address));
+    result = check_mapped(call, address, size);
     while (result == CUDA_SUCCESS && size) {
         struct fc_range *range = fc_range_at(address);
         size_t length = range->size;
@@ -411,8 +414,7 @@ static CUresult unmap(struct fc_call *call, uintptr_t address, size_t size) {
 CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     struct fc_call call;
 
-    if (fc_enter(&call, "cuMemUnmap", FC_INIT | FC_UNSAFE, "address=0x%llx size=%zu", address,
-                 size))
+    if (fc_enter(&call, "cuMemUnmap", FC_INIT, "address=0x%llx size=%zu", address, size))
         call.result = unmap(&call, (uintptr_t)address, size);
     return fc_leave(&call);
 }
@@ -428,16 +430,16 @@ static CUresult check_access(struct fc_call *call, const struct fc_range *range,
     switch (at->type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
         if (at->id < 0 || at->id >= fc_settings()->devices)
-            return fc_violate(call, CUDA_ERROR_INVALID_DEVICE, "no such device: %d", at->id);
+            return fc_violate(call, CUDA_ERROR_INVALID_VALUE, "no such device: %d", at->id);
         return CUDA_SUCCESS;
     case CU_MEM_LOCATION_TYPE_HOST:
         if (range->block->place == FC_PLACE_DEVICE)
-            return fc_violate(call, CUDA_ERROR_INVALID_VALUE,
+            return fc_violate(call, CUDA_ERROR_NOT_SUPPORTED,
                               "the CPU cannot be given access to device memory");
         return CUDA_SUCCESS;
     case CU_MEM_LOCATION_TYPE_HOST_NUMA: /* the node is ignored */
         if (range->block->place != FC_PLACE_NUMA)
-            return fc_violate(call, CUDA_ERROR_INVALID_VALUE,
+            return fc_violate(call, CUDA_ERROR_NOT_SUPPORTED,
                               "HOST_NUMA access is for HOST_NUMA memory only");
         return CUDA_SUCCESS;
     default:
@@ -467,7 +469,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
                         size_t count) {
     struct fc_call call;
 
-    if (fc_enter(&call, "cuMemSetAccess", FC_INIT | FC_UNSAFE,
+    if (fc_enter(&call, "cuMemSetAccess", FC_INIT,
                  "address=0x%llx size=%zu count=%zu first=%d:%d=%d", address, size, count,
                  count ? (int)desc[0].location.type : 0, count ? desc[0].location.id : 0,
                  count ? desc[0].flags : 0)) {

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 
@@ -34,6 +35,7 @@ from tools_support import (
 )
 
 GIB = 1 << 30
+LIMIT_S = 4  # it waits for one second; the rest is for machines that are busy with other tests
 
 
 @pytest.fixture
@@ -88,8 +90,7 @@ def test_real_processes_are_shown_as_they_are(directory):
         assert shown[engine.pid]["counters"]["local_read_bytes"] == 3 * GIB
         assert "started for a test" in [event["text"] for event in shown[store.pid]["events"]]
         assert report["totals"]["stores"] == 1 and report["totals"]["engines"] == 1
-        # The engine has opened no store.
-        assert code == 1 and "attached to no store" in report["reasons"][0]
+        assert code == 0 and report["totals"]["attached_engines"] == 0
         text = tidepool("status", directory).stdout
         assert "test-store:1" in text and "publishes 8.0 MiB" in text and "started for a test" in text
 
@@ -116,6 +117,13 @@ def test_a_process_with_both_sockets_is_shown_once(directory):
         _, report = status_json(directory)
         assert len(report["processes"]) == 1 and report["processes"][0]["roles"] == ["store", "engine"]
         assert report["totals"]["stores"] == report["totals"]["engines"] == 1
+
+
+def test_an_engine_that_could_lend_memory_but_does_not_is_no_store(directory):
+    with FakeProcess(directory, "s", raw=store_page()), FakeProcess(directory, raw=engine_page(roles=STORE | ENGINE)):
+        code, report = status_json(directory)
+        assert code == 0
+        assert [process["roles"] for process in report["processes"]] == [["store"], ["engine"]]
 
 
 # ---- what needs attention
@@ -146,6 +154,16 @@ def test_engines_without_a_store_and_stores_without_memory(directory):
         assert "publishes no memory" in first_line(directory)[1]
 
 
+def test_an_engine_that_is_attached_to_nobody(directory):
+    with FakeProcess(directory, "s", raw=store_page()):
+        with FakeProcess(directory, raw=engine_page(peers=())):
+            assert "engine 10.0.0.1:16000" in first_line(directory)[1] and "no store" in first_line(directory)[1]
+        with FakeProcess(directory, raw=engine_page(peers=(), age=1)):
+            assert first_line(directory)[0] == 0
+        with FakeProcess(directory, raw=engine_page(peers=[peer_row(state=3)])):
+            assert first_line(directory)[0] == 1
+
+
 def test_a_directory_that_the_library_would_refuse(directory):
     with FakeProcess(directory, "s", raw=store_page()):
         directory.chmod(0o777)
@@ -158,22 +176,22 @@ def test_a_directory_that_the_library_would_refuse(directory):
 
 def test_a_stopped_process_is_shown_and_does_not_hold_us_up(directory):
     with RealProcess(directory, "store") as stopped, FakeProcess(directory, "s", raw=store_page()):
-        os.kill(stopped.pid, signal.SIGSTOP)
+        stopped.stop()
         start = time.monotonic()
         code, report = status_json(directory)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < LIMIT_S
         assert code == 1 and report["totals"]["not_answering"] == 1 and report["totals"]["stores"] == 1
         assert [p["pid"] for p in report["processes"] if p["state"] == "not_answering"] == [stopped.pid]
         assert f"pid {stopped.pid}" in first_line(directory)[1] and "not answering" in first_line(directory)[1]
         os.kill(stopped.pid, signal.SIGCONT)
-        assert status_json(directory)[0] == 0
+        deadline = time.monotonic() + 10
+        while status_json(directory)[0] != 0:
+            assert time.monotonic() < deadline
 
 
 def test_a_stopped_process_with_a_full_backlog(directory):
     with RealProcess(directory, "store") as stopped:
-        os.kill(stopped.pid, signal.SIGSTOP)
-        import socket
-
+        stopped.stop()
         waiting = []
         name = next(entry for entry in os.listdir(directory) if entry.endswith(".sock"))
         for _ in range(200):
@@ -186,7 +204,7 @@ def test_a_stopped_process_with_a_full_backlog(directory):
             waiting.append(connection)
         start = time.monotonic()
         _, report = status_json(directory)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < LIMIT_S
         assert [process["state"] for process in report["processes"]] == ["not_answering"]
 
 
@@ -323,7 +341,7 @@ def test_a_server_that_breaks_the_protocol_is_named_and_harms_nobody(directory, 
     with FakeProcess(directory, "s", raw=store_page()), FakeProcess(directory, answer=BAD[case]) as bad:
         start = time.monotonic()
         code, report = status_json(directory)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < LIMIT_S
         states = {process["instance"]: process for process in report["processes"]}
         assert states.pop(bad.id)["state"] == "broken"
         assert [process["state"] for process in states.values()] == ["live"]
@@ -340,7 +358,7 @@ def test_a_server_that_says_half(directory):
     with FakeProcess(directory, "s", answer=answer_with(message(WELCOME))):
         start = time.monotonic()
         _, report = status_json(directory)
-        assert 0.5 < time.monotonic() - start < 2
+        assert 0.5 < time.monotonic() - start < LIMIT_S
         assert [process["state"] for process in report["processes"]] == ["not_answering"]
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import signal
 import socket
 import struct
 import subprocess
@@ -87,7 +88,7 @@ def page(roles=ENGINE, name=b"", program=b"test", pid=None, counters=None, segme
         b"\x11" * 16,
         os.getpid() if pid is None else pid,
         os.getuid(),
-        int(time.time()) - 100,
+        int(time.time()) - header.get("age", 100),
         roles,
         len(counter_names()),
         header.get("library_version", b"0.1.0"),
@@ -203,6 +204,15 @@ class RealProcess:
         )
         assert self.process.stdout.readline() == b"ready\n"
         self.pid = self.process.pid
+
+    def stop(self):
+        """SIGSTOP, until every thread has stopped: the server's may be slow to on a busy machine."""
+        os.kill(self.pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.pid}/task")
+        deadline = time.monotonic() + 10
+        while any(" T " not in (task / "stat").read_text() for task in tasks.iterdir()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def __enter__(self):
         return self

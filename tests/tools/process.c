@@ -44,7 +44,8 @@ int main(int argc, char **argv) {
     if (tp_stats_open(&page) != 0) {
         return 1;
     }
-    strcpy(tp_stats_page()->name, store ? "test-store:1" : "test-engine:1");
+    (void)snprintf(tp_stats_page()->name, sizeof(tp_stats_page()->name), "test-%s:1",
+                   store ? "store" : "engine");
     if ((store ? start_store(config) : start_engine(config)) != 0) {
         return 1;
     }

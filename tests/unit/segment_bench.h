@@ -29,10 +29,13 @@ bool bench_same(const void *address, uint64_t bytes, unsigned seed);
 
 /* fork(2); the child dies with the test, whatever becomes of that. */
 pid_t bench_fork(void);
-/* The same, but the child is no forked child to the library (no handlers run): it can be a store. */
+/* The same, but the child is no forked child to the library (no handlers run): it can be a store.
+ */
 pid_t bench_process(void);
 
 unsigned bench_fds(void);
+/* Other threads may still be closing: true when the count is reached within 2 s. */
+bool bench_fds_become(unsigned count);
 unsigned bench_maps(void);
 
 /* The directory's first socket of this role, connected. -errno. */

@@ -268,8 +268,9 @@ Test(config, notices_have_a_bound) {
     char variable[2048] =
         "MC_TENT_CONF={\"transports\": {\"shm\": {\"enable\": true, \"socket_dir\": \"/a\"";
     for (int i = 0; i < 40; i++)
-        sprintf(variable + strlen(variable), ", \"key%d\": 1", i);
-    strcat(variable, "}}}");
+        snprintf(variable + strlen(variable), sizeof variable - strlen(variable), ", \"key%d\": 1",
+                 i);
+    snprintf(variable + strlen(variable), sizeof variable - strlen(variable), "}}}");
     PARSE(variable);
     cr_assert_eq(config.engine.half, TP_HALF_ON, "%s", config.engine.error);
     cr_assert_eq(config.notice_count, 16);
@@ -283,7 +284,7 @@ static unsigned asked_count;
 
 static const char *record(const char *name, void *arg) {
     cr_assert_lt(asked_count, 64);
-    strcpy(asked[asked_count++], name);
+    snprintf(asked[asked_count++], sizeof *asked, "%s", name);
     return from_list(name, arg);
 }
 
@@ -422,7 +423,7 @@ Test(config, files_of_a_mebibyte_pass_and_larger_ones_do_not) {
     const char json[] = "{\"transports\": {\"shm\": {\"enable\": true, \"socket_dir\": \"/a\"}}}";
     cr_assert(mkdtemp(scratch));
     memset(text, ' ', sizeof text);
-    memcpy(text, json, strlen(json));
+    memcpy(text, json, sizeof json - 1);
     for (size_t bytes = sizeof text - 1; bytes <= sizeof text; bytes++) {
         int fd = open(in_scratch("big"), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
         cr_assert_eq(write(fd, text, bytes), (ssize_t)bytes);

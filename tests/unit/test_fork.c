@@ -191,15 +191,23 @@ static _Thread_local volatile char large_tls[1 << 20];
 
 static void *use_stack(void *arg) {
     volatile char frame[200 << 10];
+    pthread_attr_t attr;
     memset((char *)frame, 1, sizeof frame);
     large_tls[sizeof large_tls - 1] = frame[0];
+    if (pthread_getattr_np(pthread_self(), &attr) == 0) {
+        pthread_attr_getstacksize(&attr, arg);
+        pthread_attr_destroy(&attr);
+    }
     return (void *)(uintptr_t)large_tls[sizeof large_tls - 1];
 }
 
 Test(fork, the_hosts_tls_does_not_eat_the_stack) {
     pthread_t thread;
     void *result = NULL;
-    cr_assert_eq(tp_thread_start("tp-tls", use_stack, NULL, &thread), 0);
+    size_t stack_bytes = 0;
+    cr_assert_eq(tp_thread_start("tp-tls", use_stack, &stack_bytes, &thread), 0);
     pthread_join(thread, &result);
     cr_assert_eq((uintptr_t)result, 1);
+    cr_assert_gt(stack_bytes, 1 << 20);
+    cr_assert_lt(stack_bytes, 4 << 20, "the default size was needed: %zu", stack_bytes);
 }

@@ -175,6 +175,7 @@ Test(host, cpu_quota_of_any_ancestor_counts) {
 
 Test(host, cpu_quota_at_the_mounts_root_counts_where_the_path_is_the_hosts) {
     put("/proc/self/cgroup", "4:cpu,cpuacct:/docker/abc\n0::/../../docker/abc\n");
+    put("/sys/docker/abc/cpu.max", "100000 100000\n"); /* beside the mount: not ours */
     put("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
     put("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
     cr_assert_eq(tp_host_cpus(), mask_cpus());

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Segments in files: on tmpfs everywhere, on hugetlbfs where this user may mount one and the kernel has pages to give. Every
- * page comes back, whoever dies.
+ * Segments in files: on tmpfs everywhere, on hugetlbfs where this user may mount one and the kernel
+ * has pages to give. Every page comes back, whoever dies.
  */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>

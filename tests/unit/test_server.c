@@ -8,7 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,7 +24,7 @@
 
 TestSuite(server, .timeout = 30);
 
-__attribute__((unused)) static void pause_ms(long ms) {
+static void pause_ms(long ms) {
     nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
 }
 
@@ -106,4 +109,527 @@ Test(server, status_gets_the_counters_and_the_end) {
     cr_assert(bench_ended(fd, 5000));
     close(fd);
     end_store(&store);
+}
+
+static uint64_t elapsed_ms(const struct timespec *since) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)((now.tv_sec - since->tv_sec) * 1000 +
+                      (now.tv_nsec - since->tv_nsec) / 1000000);
+}
+
+static uint64_t counted(enum tp_counter counter) {
+    return atomic_load(&tp_stats_page()->counters[counter]);
+}
+
+static unsigned shown_clients(void) {
+    unsigned count = 0;
+    for (unsigned i = 0; i < TP_STATS_CLIENTS; i++)
+        count += atomic_load(&tp_stats_page()->clients[i].state) == TP_SLOT_LIVE;
+    return count;
+}
+
+static struct tp_msg want_of(uint64_t segment_id, uint32_t first, uint32_t count) {
+    struct tp_msg message;
+    memset(&message, 0, sizeof message);
+    message.type = TP_MSG_WANT;
+    message.body.pieces = (struct tp_msg_pieces){segment_id, first, count};
+    return message;
+}
+
+/* An attached client gets its pieces promptly: nobody else has hurt it. */
+static void expect_served(int fd, const struct tp_msg_segment *segment) {
+    struct timespec start;
+    struct tp_msg message = want_of(segment->segment_id, 0, 16);
+    int fds[TP_WIRE_MAX_FDS];
+    unsigned count = 0;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    cr_assert_eq(tp_wire_send(fd, &message, NULL, 0), 0);
+    cr_assert_eq(bench_receive(fd, &message, fds, &count, 5000), 0);
+    cr_assert_eq(message.type, TP_MSG_PIECES);
+    cr_assert_eq(count, 16);
+    for (unsigned i = 0; i < count; i++)
+        close(fds[i]);
+    cr_assert_lt(elapsed_ms(&start), 1000);
+}
+
+Test(server, garbage_ends_the_connection_that_sent_it) {
+    struct store store = start_store();
+    struct tp_msg segment;
+    int good = bench_attach(store.config);
+    bench_expect(good, TP_MSG_SEGMENT, &segment);
+    unsigned fds = bench_fds();
+    for (unsigned i = 0; i < 6; i++) {
+        struct tp_msg message;
+        int null_fd = 0;
+        memset(&message, 0, sizeof message);
+        int fd = i < 3 ? bench_connect(store.config, 's') : bench_attach(store.config);
+        cr_assert_geq(fd, 0);
+        switch (i) {
+        case 0: /* noise */
+            memset(&message, 0x5a, sizeof message);
+            cr_assert_eq(send(fd, &message, sizeof message, 0), 512);
+            break;
+        case 1: /* half a message */
+            message.magic = TP_WIRE_MAGIC;
+            message.version = TP_WIRE_VERSION;
+            message.type = TP_MSG_HELLO;
+            cr_assert_eq(send(fd, &message, 100, 0), 100);
+            break;
+        case 2: /* a message of the other side */
+            message.type = TP_MSG_WELCOME;
+            cr_assert_eq(tp_wire_send(fd, &message, NULL, 0), 0);
+            break;
+        case 3: /* HELLO again */
+            bench_hello(fd, TP_PURPOSE_ATTACH, NULL);
+            break;
+        case 4: /* fds */
+            message.type = TP_MSG_PAGE;
+            cr_assert_eq(tp_wire_send(fd, &message, &null_fd, 1), 0);
+            break;
+        default: /* pieces that are not there */
+            message = want_of(segment.body.segment.segment_id, 15, 2);
+            cr_assert_eq(tp_wire_send(fd, &message, NULL, 0), 0);
+            break;
+        }
+        cr_assert(bench_ended(fd, 5000), "case %u", i);
+        close(fd);
+    }
+    cr_assert_eq(counted(TP_CLIENTS_MISBEHAVED), 6);
+    cr_assert(bench_fds_become(fds));
+    expect_served(good, &segment.body.segment);
+    close(good);
+    end_store(&store);
+}
+
+Test(server, wrong_wants_and_purposes) {
+    struct store store = start_store();
+    struct tp_msg segment;
+    const struct tp_msg_pieces bad[] = {{0, 0, 1},  {77, 0, 1},          {1, 16, 1},
+                                        {1, 0, 17}, {1, UINT32_MAX, 1},  {1, 1, 16},
+                                        {1, 0, 0},  {UINT64_MAX, 0, 16}, {1, UINT32_MAX, 16}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int fd = bench_attach(store.config);
+        bench_expect(fd, TP_MSG_SEGMENT, &segment);
+        struct tp_msg message = want_of(bad[i].segment_id, bad[i].first, bad[i].count);
+        cr_assert_eq(tp_wire_send(fd, &message, NULL, 0), 0);
+        cr_assert(bench_ended(fd, 5000), "case %zu", i);
+        close(fd);
+    }
+    int fd = bench_connect(store.config, 's');
+    bench_hello(fd, 3, NULL);
+    cr_assert(bench_ended(fd, 5000));
+    close(fd);
+    end_store(&store);
+}
+
+Test(server, a_want_that_crosses_a_withdrawal_is_no_offence) {
+    struct store store = start_store();
+    struct tp_msg message;
+    int fd = bench_attach(store.config);
+    bench_expect(fd, TP_MSG_SEGMENT, &message);
+    struct tp_msg want = want_of(message.body.segment.segment_id, 0, 1);
+    cr_assert_eq(tp_segment_withdraw(store.range), 0);
+    cr_assert_eq(tp_wire_send(fd, &want, NULL, 0), 0);
+    bench_expect(fd, TP_MSG_GONE, &message);
+    cr_assert_eq(bench_receive(fd, &message, NULL, NULL, 100), -ETIMEDOUT);
+    close(fd);
+    end_store(&store);
+}
+
+static void expect_refused(int fd, enum tp_refusal reason, const char *part_of_text) {
+    struct tp_msg message;
+    bench_expect(fd, TP_MSG_REFUSED, &message);
+    cr_assert_eq(message.body.refused.reason, reason);
+    cr_assert_not_null(strstr(message.body.refused.text, part_of_text), "%s",
+                       message.body.refused.text);
+    cr_assert(bench_ended(fd, 5000));
+    close(fd);
+}
+
+Test(server, refusals_say_what_to_do) {
+    struct store store = start_store();
+    struct tp_msg message;
+    int fd = bench_connect(store.config, 's');
+    bench_hello(fd, TP_PURPOSE_ATTACH, "another host");
+    expect_refused(fd, TP_REFUSED_IDENTITY, "MC_TENT_MACHINE_ID=boot_id");
+    fd = bench_connect(store.config, 's');
+    memset(&message, 0, sizeof message);
+    message.magic = TP_WIRE_MAGIC;
+    message.version = TP_WIRE_VERSION + 1;
+    message.type = TP_MSG_HELLO;
+    cr_assert_eq(send(fd, &message, sizeof message, 0), 512);
+    expect_refused(fd, TP_REFUSED_VERSION, "version");
+    cr_assert_eq(counted(TP_CLIENTS_REFUSED), 2);
+    cr_assert_eq(counted(TP_CLIENTS_MISBEHAVED), 0);
+    end_store(&store);
+}
+
+/* Connect as another user, in a process of its own (glibc changes the uid of all threads). The
+ * reason of the refusal, 0 when attached, or the error of connecting. */
+static int attach_as(const struct tp_config *config, uid_t uid) {
+    int status;
+    pid_t child = bench_fork();
+    if (child == 0) {
+        struct tp_msg message = {.type = 0};
+        int fd = seteuid(uid) < 0 ? -errno : bench_connect(config, 's');
+        if (fd < 0)
+            _exit(-fd);
+        bench_hello(fd, TP_PURPOSE_ATTACH, NULL);
+        if (bench_receive(fd, &message, NULL, NULL, 5000) < 0)
+            _exit(99);
+        _exit(message.type == TP_MSG_REFUSED &&
+                      strstr(message.body.refused.text, "TIDEPOOL_ALLOW_UIDS")
+                  ? 200 + (int)message.body.refused.reason
+                  : 0);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    return WEXITSTATUS(status);
+}
+
+Test(server, other_uids_are_refused) {
+    if (geteuid() != 0)
+        cr_skip("CONFIG: needs root");
+    struct tp_config *config = bench_config(0);
+    config->allow_uid_count = 1;
+    config->allow_uids[0] = 23456;
+    cr_assert_eq(chmod(config->store.socket_dir, 0755), 0);
+    cr_assert_eq(tp_server_start(true, config), 0);
+    cr_assert_eq(attach_as(config, 12345), 200 + TP_REFUSED_UID);
+    cr_assert_eq(attach_as(config, 23456), 0);
+    tp_server_stop();
+    config->allow_uid_count = 0; /* without a list the socket itself is closed to others */
+    cr_assert_eq(tp_server_start(true, config), 0);
+    cr_assert_eq(attach_as(config, 12345), EACCES);
+    tp_server_stop();
+    cr_assert(bench_config_free(config));
+}
+
+Test(server, an_engine_alone_shows_its_counters_only) {
+    struct tp_config *config = bench_config(0);
+    struct tp_msg message;
+    cr_assert_eq(tp_server_start(false, config), 0);
+    cr_assert_eq(tp_server_start(false, config), 0);
+    cr_assert_eq(bench_names(config), 2);
+    cr_assert_eq(bench_connect(config, 's'), -ENOENT);
+    int fd = bench_connect(config, 'e');
+    bench_hello(fd, TP_PURPOSE_ATTACH, NULL);
+    expect_refused(fd, TP_REFUSED_ROLE, "segments");
+    cr_assert_eq(tp_server_start(true, config), 0);
+    cr_assert_eq(bench_names(config), 4);
+    close(bench_attach(config));
+    fd = bench_connect(config, 'e');
+    bench_hello(fd, TP_PURPOSE_STATUS, NULL);
+    bench_expect(fd, TP_MSG_WELCOME, &message);
+    cr_assert_eq(message.body.welcome.roles, TP_ROLE_STORE | TP_ROLE_ENGINE);
+    close(fd);
+    tp_server_stop();
+    tp_server_stop();
+    cr_assert_eq(bench_names(config), 0);
+    cr_assert(bench_config_free(config));
+}
+
+Test(server, two_hundred_silent_connections_keep_nobody_out) {
+    struct store store = start_store();
+    struct tp_msg message;
+    struct timespec start;
+    int silent[200];
+    unsigned fds = bench_fds();
+    for (unsigned i = 0; i < 200; i++) {
+        do {
+            silent[i] = bench_connect(store.config, 's'); /* EAGAIN: the backlog is full just now */
+        } while (silent[i] == -EAGAIN);
+        cr_assert_geq(silent[i], 0, "%s", strerror(-silent[i]));
+    }
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    int fd = bench_attach(store.config);
+    bench_expect(fd, TP_MSG_SEGMENT, &message);
+    cr_assert_lt(elapsed_ms(&start), 1000);
+    expect_served(fd, &message.body.segment);
+    for (unsigned i = 0; i < 200; i++) {
+        cr_assert(bench_ended(silent[i], TP_WIRE_HELLO_MS + 3000));
+        close(silent[i]);
+    }
+    cr_assert_geq(elapsed_ms(&start), TP_WIRE_HELLO_MS - 500);
+    expect_served(fd, &message.body.segment);
+    cr_assert_eq(counted(TP_CLIENTS_MISBEHAVED), 200);
+    close(fd);
+    pause_ms(100);
+    cr_assert(bench_fds_become(fds));
+    end_store(&store);
+}
+
+Test(server, no_more_clients_than_it_takes) {
+    struct store store = start_store();
+    int attached[64];
+    for (unsigned i = 0; i < 64; i++)
+        attached[i] = bench_attach(store.config);
+    cr_assert_eq(shown_clients(), 64);
+    int fd = bench_connect(store.config, 's');
+    bench_hello(fd, TP_PURPOSE_ATTACH, NULL);
+    expect_refused(fd, TP_REFUSED_FULL, "clients");
+    fd = bench_connect(store.config, 's'); /* the counters can be read all the same */
+    bench_hello(fd, TP_PURPOSE_STATUS, NULL);
+    struct tp_msg message;
+    bench_expect(fd, TP_MSG_WELCOME, &message);
+    close(fd);
+    close(attached[0]);
+    pause_ms(100);
+    cr_assert_eq(shown_clients(), 63);
+    attached[0] = bench_attach(store.config);
+    for (unsigned i = 0; i < 64; i++)
+        close(attached[i]);
+    end_store(&store);
+}
+
+Test(server, a_flood_of_wants_waits_until_it_is_read) {
+    struct store store = start_store();
+    struct tp_msg segment;
+    struct tp_msg message;
+    int good = bench_attach(store.config);
+    bench_expect(good, TP_MSG_SEGMENT, &segment);
+    int flood = bench_attach(store.config);
+    bench_expect(flood, TP_MSG_SEGMENT, &message);
+    unsigned sent = 0;
+    for (unsigned i = 0; i < 2000; i++) {
+        message = want_of(segment.body.segment.segment_id, 0, 16);
+        if (tp_wire_send(flood, &message, NULL, 0) == 0)
+            sent++;
+    }
+    cr_assert_gt(sent, 100);
+    pause_ms(200);
+    for (unsigned i = 0; i < 20; i++)
+        expect_served(good, &segment.body.segment);
+    for (unsigned i = 0; i < sent; i++) { /* every question gets its answer in the end */
+        int fds[TP_WIRE_MAX_FDS];
+        unsigned count = 0;
+        cr_assert_eq(bench_receive(flood, &message, fds, &count, 5000), 0);
+        cr_assert_eq(message.type, TP_MSG_PIECES);
+        for (unsigned k = 0; k < count; k++)
+            close(fds[k]);
+    }
+    cr_assert_eq(counted(TP_CLIENTS_MISBEHAVED), 0);
+    close(flood);
+    close(good);
+    end_store(&store);
+}
+
+Test(server, a_client_that_never_reads_is_dropped) {
+    struct store store = start_store();
+    struct tp_msg segment;
+    int good = bench_attach(store.config);
+    bench_expect(good, TP_MSG_SEGMENT, &segment);
+    int deaf = bench_attach(store.config);
+    for (unsigned i = 0; i < 2000 && shown_clients() == 2; i++) {
+        struct tp_msg message;
+        char name[32];
+        snprintf(name, sizeof name, "name-%u", i);
+        cr_assert_eq(tp_server_set_name(name), 0);
+        while (bench_receive(good, &message, NULL, NULL, 1) == 0) {
+        }
+    }
+    cr_assert_eq(shown_clients(), 1);
+    cr_assert_eq(counted(TP_CLIENTS_MISBEHAVED), 1);
+    expect_served(good, &segment.body.segment);
+    close(deaf);
+    close(good);
+    end_store(&store);
+}
+
+Test(server, a_stopped_and_a_killed_client_stall_nobody) {
+    struct store store = start_store();
+    struct tp_msg message;
+    int good = bench_attach(store.config);
+    bench_expect(good, TP_MSG_SEGMENT, &message);
+    int ready[2];
+    cr_assert_eq(pipe(ready), 0);
+    pid_t child = bench_fork();
+    if (child == 0) {
+        int fd = bench_attach(store.config);
+        struct tp_msg want = want_of(message.body.segment.segment_id, 0, 16);
+        for (unsigned i = 0; i < 100; i++)
+            (void)tp_wire_send(fd, &want, NULL, 0);
+        if (write(ready[1], "y", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    char c;
+    cr_assert_eq(read(ready[0], &c, 1), 1);
+    cr_assert_eq(kill(child, SIGSTOP), 0);
+    cr_assert_eq(shown_clients(), 2);
+    for (unsigned i = 0; i < 10; i++)
+        expect_served(good, &message.body.segment);
+    cr_assert_eq(kill(child, SIGKILL), 0);
+    cr_assert_eq(waitpid(child, NULL, 0), child);
+    for (unsigned i = 0; i < 100 && shown_clients() == 2; i++)
+        pause_ms(10);
+    cr_assert_eq(shown_clients(), 1);
+    expect_served(good, &message.body.segment);
+    close(good);
+    end_store(&store);
+}
+
+/* A store in a process of its own, which says when it is ready and then waits. */
+static pid_t other_store(struct tp_config *config, bool with_fork) {
+    int ready[2];
+    cr_assert_eq(pipe(ready), 0);
+    pid_t child = bench_process();
+    if (child == 0) {
+        char *range = bench_allocate(BYTES);
+        bool good = tp_segment_overlay(range, BYTES, false, config) == 0 &&
+                    tp_segment_publish(range, config) == 0;
+        if (good && with_fork && bench_fork() == 0) {
+            (void)prctl(PR_SET_PDEATHSIG, 0); /* it is to outlive the store */
+            (void)!write(ready[1], "y", 1);
+            sleep(5);
+            _exit(0);
+        }
+        if (good && !with_fork && write(ready[1], "y", 1) != 1)
+            _exit(1);
+        pause();
+        _exit(0);
+    }
+    char c;
+    cr_assert_eq(read(ready[0], &c, 1), 1);
+    close(ready[0]);
+    close(ready[1]);
+    return child;
+}
+
+Test(server, the_dead_are_swept_and_the_living_are_not) {
+    struct tp_config *config = bench_config(0);
+    pid_t dead = other_store(config, false);
+    pid_t alive = other_store(config, false);
+    cr_assert_eq(bench_names(config), 4);
+    kill(dead, SIGKILL);
+    cr_assert_eq(waitpid(dead, NULL, 0), dead);
+    cr_assert_eq(bench_names(config), 4);
+    cr_assert_eq(tp_server_start(true, config), 0);
+    cr_assert_eq(bench_names(config), 4); /* ours and the living one's */
+    tp_server_stop();
+    cr_assert_eq(bench_names(config), 2);
+    close(bench_attach(config));
+    kill(alive, SIGKILL);
+    cr_assert_eq(waitpid(alive, NULL, 0), alive);
+    int dir = open(config->store.socket_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    cr_assert_eq(tp_server_sweep(dir), 1);
+    cr_assert_eq(bench_names(config), 0);
+    close(dir);
+    cr_assert(bench_config_free(config));
+}
+
+static void touch(int dir, const char *name) {
+    int fd = openat(dir, name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert_geq(fd, 0);
+    close(fd);
+}
+
+Test(server, a_sweep_takes_nothing_else) {
+    struct tp_config *config = bench_config(0);
+    int dir = open(config->store.socket_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    touch(dir, "notes.lock");
+    touch(dir, "s-00112233445566778899aabbccddeeff.sock.bak");
+    touch(dir, ".00112233445566778899aabbccddeeff.tmp"); /* too young */
+    cr_assert_eq(symlinkat("/etc/passwd", dir, "s-00112233445566778899aabbccddeef0.lock"), 0);
+    cr_assert_eq(mkdirat(dir, "s-00112233445566778899aabbccddeef1.lock", 0700), 0);
+    cr_assert_eq(tp_server_sweep(dir), 0);
+    cr_assert_eq(bench_names(config), 5);
+    touch(dir, "s-00112233445566778899aabbccddeeff.lock"); /* nobody's lock: the entry goes, and its
+                                                              .tmp */
+    touch(dir, "s-00112233445566778899aabbccddeeff.sock");
+    cr_assert_eq(tp_server_sweep(dir), 1);
+    cr_assert_eq(bench_names(config), 4);
+    unlinkat(dir, "notes.lock", 0);
+    unlinkat(dir, "s-00112233445566778899aabbccddeeff.sock.bak", 0);
+    unlinkat(dir, "s-00112233445566778899aabbccddeef0.lock", 0);
+    unlinkat(dir, "s-00112233445566778899aabbccddeef1.lock", AT_REMOVEDIR);
+    close(dir);
+    cr_assert(bench_config_free(config));
+}
+
+Test(server, a_forked_child_does_not_keep_the_lease) {
+    struct tp_config *config = bench_config(2 * MIB);
+    struct timespec start;
+    struct tp_msg message;
+    pid_t store = other_store(config, true);
+    int fd = bench_attach(config);
+    bench_expect(fd, TP_MSG_SEGMENT, &message);
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    kill(store, SIGKILL); /* its child lives on for seconds */
+    cr_assert(bench_ended(fd, 5000));
+    cr_assert_lt(elapsed_ms(&start), 1000);
+    cr_assert_eq(waitpid(store, NULL, 0), store);
+    int dir = open(config->store.socket_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    cr_assert_eq(tp_server_sweep(dir), 1);
+    close(fd);
+    close(dir);
+    cr_assert(bench_config_free(config));
+}
+
+Test(server, stopping_ends_leases_and_starting_again_works) {
+    struct store store = start_store();
+    struct tp_msg message;
+    for (unsigned i = 0; i < 5; i++) {
+        int fd = bench_attach(store.config);
+        bench_expect(fd, TP_MSG_SEGMENT, &message);
+        tp_server_stop();
+        cr_assert(bench_ended(fd, 1000));
+        close(fd);
+        cr_assert_eq(bench_names(store.config), 0);
+        cr_assert_eq(tp_server_start(true, store.config), 0);
+    }
+    end_store(&store);
+}
+
+Test(server, out_of_fds_is_not_the_end) {
+    struct store store = start_store();
+    struct tp_msg message;
+    struct rlimit limit;
+    int taken[256];
+    unsigned count = 0;
+    int fd =
+        bench_connect(store.config, 's'); /* before the limit: the server accepts it or later */
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    struct rlimit small = {bench_fds() + 8, limit.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &small), 0);
+    int second = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    while (count < 256 && (taken[count] = dup(0)) >= 0)
+        count++;
+    close(taken[--count]);
+    int dir_taken = open(store.config->store.socket_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    cr_assert_geq(dir_taken, 0);
+    close(second);
+    int late =
+        bench_connect(store.config, 's'); /* no fd left to accept it with, or none to connect */
+    pause_ms(100);
+    close(dir_taken);
+    while (count > 0)
+        close(taken[--count]);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    if (late >= 0)
+        close(late);
+    close(fd);
+    fd = bench_attach(store.config);
+    bench_expect(fd, TP_MSG_SEGMENT, &message);
+    expect_served(fd, &message.body.segment);
+    close(fd);
+    end_store(&store);
+}
+
+Test(server, a_directory_that_others_may_write_is_refused) {
+    struct tp_config *config = bench_config(0);
+    cr_assert_eq(chmod(config->store.socket_dir, 0777), 0);
+    cr_assert_lt(tp_server_start(true, config), 0);
+    tp_server_stop();
+    cr_assert_eq(bench_names(config), 0);
+    cr_assert(bench_config_free(config));
+}
+
+Test(server, names_that_are_too_long) {
+    char name[257];
+    memset(name, 'x', sizeof name);
+    name[256] = 0;
+    cr_assert_eq(tp_server_set_name(name), -ENAMETOOLONG);
+    name[255] = 0;
+    cr_assert_eq(tp_server_set_name(name), 0);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A message arrives whole and plausible with exactly its fds, or not at all and no fd is left open. */
+/* A message arrives whole and plausible with exactly its fds, or not at all and no fd is left open.
+ */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>

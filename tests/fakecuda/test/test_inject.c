@@ -36,9 +36,11 @@ Test(inject, old_driver) {
     int status = 9;
 
     setenv("FAKECUDA_DRIVER_VERSION", "12040", 1);
-    cr_assert_neq(cuGetProcAddress_v2("cuMemcpyBatchAsync", &function, 12080, 0, &status),
-                  CUDA_SUCCESS);
+    cr_assert_eq(cuGetProcAddress_v2("cuMemcpyBatchAsync", &function, 12080, 0, &status),
+                 CUDA_ERROR_INVALID_VALUE, "more than the driver has");
+    good(cuGetProcAddress_v2("cuMemcpyBatchAsync", &function, 12040, 0, &status));
     cr_assert(!function && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+    cr_assert_eq(cuGetProcAddress("cuMemcpyBatchAsync", &function, 12040, 0), CUDA_ERROR_NOT_FOUND);
     good(cuGetProcAddress_v2("cuMemAlloc", &function, 12040, 0, &status));
     cr_assert_eq(function, (void *)cuMemAlloc_v2);
 }
@@ -51,8 +53,8 @@ Test(inject, versions_of_a_call) {
     cr_assert_eq(function, (void *)cuMemcpyBatchAsync);
     good(cuGetProcAddress_v2("cuMemcpyBatchAsync", &function, 13000, 0, &status));
     cr_assert_eq(function, (void *)cuMemcpyBatchAsync_v2);
-    cr_assert_neq(cuGetProcAddress_v2("cuMemcpyBatchAsync", &function, 12040, 0, &status),
-                  CUDA_SUCCESS);
+    good(cuGetProcAddress_v2("cuMemcpyBatchAsync", &function, 12040, 0, &status));
+    cr_assert_null(function);
     cr_assert_eq(status, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
 }
 

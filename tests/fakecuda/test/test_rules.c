@@ -107,7 +107,7 @@ Test(rules, sides) {
     address = device_bytes(64);
     broke(cuMemcpyHtoD_v2((CUdeviceptr)(uintptr_t)bytes, bytes, 8), CUDA_ERROR_INVALID_VALUE,
           "should be a device pointer");
-    broke(cuMemcpyHtoD_v2(address, (void *)(uintptr_t)address, 8), CUDA_ERROR_INVALID_VALUE,
+    broke(cuMemcpyHtoD_v2(address, (void *)(uintptr_t)address, 8), CUDA_SUCCESS,
           "should be a host pointer");
 }
 
@@ -149,8 +149,10 @@ Test(rules, registration) {
     broke(cuMemcpyHtoD_v2(device, bytes + 1, MIB), CUDA_ERROR_INVALID_VALUE, "registration");
     broke(cuMemcpyHtoD_v2(device, bytes + 2 * MIB - 8, 16), CUDA_ERROR_INVALID_VALUE,
           "passes the end of the registration");
+    broke(cuMemHostUnregister(bytes + 4096), CUDA_ERROR_INVALID_VALUE, "inside an allocation");
     good(cuMemHostUnregister(bytes));
     broke(cuMemHostUnregister(bytes), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "freed");
+    broke(cuMemcpyHtoD_v2(device, bytes + MIB / 2, MIB), CUDA_SUCCESS, "begins outside");
     munmap(bytes + MIB, MIB);
     broke(cuMemHostUnregister(bytes + MIB), CUDA_SUCCESS, "unmapped before");
     broke(cuMemHostRegister_v2(bytes + MIB, MIB, 0), CUDA_ERROR_INVALID_VALUE, "no memory");

@@ -3,6 +3,7 @@
 
 Run with the wheel's Python, FAKECUDA_DIR=<build>/tests/fakecuda.
 """
+import importlib.util
 import json
 import os
 import pathlib
@@ -68,9 +69,11 @@ def free_port():
 
 @pytest.fixture
 def master(tmp_path):
-    mooncake = pytest.importorskip("importlib.util").find_spec("mooncake")
+    mooncake = importlib.util.find_spec("mooncake")
     if not mooncake:
         pytest.skip("no Mooncake in this Python")
+    if not list(pathlib.Path(mooncake.submodule_search_locations[0]).glob("nvlink_allocator.so")):
+        pytest.skip("this Mooncake is not built for CUDA")
     port = free_port()
     program = pathlib.Path(mooncake.submodule_search_locations[0]) / "mooncake_master"
     with open(tmp_path / "master.log", "w") as log:

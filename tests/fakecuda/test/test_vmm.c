@@ -81,7 +81,7 @@ Test(vmm, what_cannot_be_created) {
     broke(create(CU_MEM_LOCATION_TYPE_HOST, 0, SIZE, 1), CUDA_ERROR_INVALID_VALUE,
           "no shareable handles");
     good(create(CU_MEM_LOCATION_TYPE_HOST, 0, SIZE, 0));
-    cr_assert_eq(create(CU_MEM_LOCATION_TYPE_HOST_NUMA, 1, SIZE, 1), CUDA_ERROR_INVALID_DEVICE);
+    cr_assert_eq(create(CU_MEM_LOCATION_TYPE_HOST_NUMA, 1, SIZE, 1), CUDA_ERROR_INVALID_VALUE);
     cr_assert_eq(create(CU_MEM_LOCATION_TYPE_DEVICE, 0, SIZE, CU_MEM_HANDLE_TYPE_FABRIC),
                  CUDA_ERROR_NOT_SUPPORTED);
 }
@@ -98,8 +98,8 @@ Test(vmm, mapping_rules) {
     broke(cuMemMap(address, SIZE, 0, handle, 0), CUDA_ERROR_INVALID_VALUE, "mapped");
     broke(cuMemMap(other + 4096, SIZE, 0, handle, 0), CUDA_ERROR_INVALID_VALUE, "aligned");
     broke(cuMemMap(other, SIZE + 1, 0, handle, 0), CUDA_ERROR_INVALID_VALUE, "aligned");
-    broke(cuMemMap(other, SIZE, 2 * MIB, handle, 0), CUDA_ERROR_INVALID_VALUE, "offset");
-    broke(cuMemMap(other, 2 * SIZE, 0, handle, 0), CUDA_ERROR_INVALID_VALUE, "of an allocation of");
+    broke(cuMemMap(other, SIZE, 2 * MIB, handle, 0), CUDA_ERROR_NOT_SUPPORTED, "only a whole");
+    broke(cuMemMap(other, 2 * SIZE, 0, handle, 0), CUDA_ERROR_NOT_SUPPORTED, "only a whole");
     broke(cuMemMap(other + 2 * SIZE, SIZE, 0, handle, 0), CUDA_ERROR_INVALID_VALUE, "reservation");
     broke(cuMemMap(other, SIZE, 0, 77, 0), CUDA_ERROR_INVALID_VALUE, "not an allocation");
     broke(cuMemSetAccess(other, SIZE, &cpu, 1), CUDA_ERROR_INVALID_VALUE, "nothing is mapped");
@@ -112,7 +112,7 @@ Test(vmm, mapping_rules) {
     good(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)address));
     good(cuMemRelease(again));
     good(cuMemUnmap(address, SIZE));
-    broke(cuMemUnmap(address, SIZE), CUDA_ERROR_INVALID_VALUE, "nothing is mapped");
+    broke(cuMemUnmap(address, SIZE), CUDA_SUCCESS, "nothing is mapped");
     good(cuMemAddressFree(address, SIZE));
     broke(cuMemAddressFree(address, SIZE), CUDA_ERROR_INVALID_VALUE, "not reserved");
 }
@@ -149,7 +149,7 @@ Test(vmm, cpu_gets_no_device_memory) {
     good(cuMemCreate(&handle, SIZE, &prop, 0));
     good(cuMemAddressReserve(&address, SIZE, 0, 0, 0));
     good(cuMemMap(address, SIZE, 0, handle, 0));
-    broke(cuMemSetAccess(address, SIZE, &cpu, 1), CUDA_ERROR_INVALID_VALUE, "device memory");
+    broke(cuMemSetAccess(address, SIZE, &cpu, 1), CUDA_ERROR_NOT_SUPPORTED, "device memory");
     broke(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
           CUDA_ERROR_INVALID_VALUE, "created without");
 }
@@ -267,6 +267,6 @@ Test(vmm, foreign_descriptors_are_refused) {
           CUDA_ERROR_INVALID_VALUE, "not of an exported");
     broke(cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)ends[0], 1),
           CUDA_ERROR_INVALID_VALUE, "not of an exported");
-    broke(cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)-1, 1),
-          CUDA_ERROR_INVALID_VALUE, "not of an exported");
+    broke(cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)-1, 1), CUDA_ERROR_UNKNOWN,
+          "not of an exported");
 }

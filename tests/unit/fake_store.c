@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fake_store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "segment/wire.h"
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "fake store, line %d: %s\n", __LINE__, #condition);                    \
+            _exit(99);                                                                             \
+        }                                                                                          \
+    } while (0)
+
+struct fake {
+    struct fake_options options;
+    struct tp_msg_segment segment;
+    uint8_t instance[16];
+    int fds[FAKE_PIECES_MAX];
+    int listener;
+};
+
+struct tp_config *fake_config(void) {
+    struct tp_config *config = calloc(1, sizeof(*config));
+    CHECK(config);
+    config->engine.half = TP_HALF_ON;
+    config->engine.copy_threads = 1;
+    config->boot_id_only = true;
+    snprintf(config->engine.socket_dir, sizeof(config->engine.socket_dir), "/tmp/tp-peer-XXXXXX");
+    CHECK(mkdtemp(config->engine.socket_dir));
+    return config;
+}
+
+static void say(int fd, struct tp_msg *message, const int *fds, unsigned count) {
+    (void)tp_wire_send(fd, message, fds, count);
+}
+
+static void greet(const struct fake *fake, int client) {
+    struct tp_msg message = {.type = TP_MSG_WELCOME};
+    memcpy(message.body.welcome.instance, fake->instance, 16);
+    if (fake->options.manner == FAKE_OTHER_INSTANCE)
+        message.body.welcome.instance[0] ^= 1;
+    message.body.welcome.netns = tp_host_netns();
+    CHECK(tp_host_identity(true, message.body.welcome.identity) == 0);
+    if (fake->options.manner == FAKE_OTHER_HOST)
+        message.body.welcome.identity[0] ^= 1;
+    say(client, &message, NULL, 0);
+    message = (struct tp_msg){.type = TP_MSG_NAME};
+    snprintf(message.body.name.name, sizeof(message.body.name.name), "%s", fake->options.name);
+    say(client, &message, NULL, 0);
+    message = (struct tp_msg){.type = TP_MSG_SEGMENT, .body.segment = fake->segment};
+    if (fake->options.manner == FAKE_BAD_SEGMENT)
+        message.body.segment.bytes = UINT64_MAX;
+    say(client, &message, NULL, 0);
+    if (fake->options.manner == FAKE_UNASKED) {
+        message = (struct tp_msg){.type = TP_MSG_PIECES,
+                                  .body.pieces = {fake->segment.segment_id + 1, 0, 1}};
+        say(client, &message, fake->fds, 1);
+    }
+}
+
+static void answer(const struct fake *fake, int client, const struct tp_msg *message) {
+    enum fake_manner manner = fake->options.manner;
+    if (message->type == TP_MSG_HELLO) {
+        if (manner == FAKE_NOISE) {
+            uint8_t noise[512];
+            for (unsigned i = 0; i < sizeof(noise); i++)
+                noise[i] = (uint8_t)(i * 37);
+            (void)!send(client, noise, sizeof(noise), MSG_NOSIGNAL);
+        } else if (manner == FAKE_EARLY) {
+            struct tp_msg early = {.type = TP_MSG_SEGMENT, .body.segment = fake->segment};
+            say(client, &early, NULL, 0);
+        } else if (manner != FAKE_SILENT) {
+            greet(fake, client);
+        }
+        return;
+    }
+    if (message->type != TP_MSG_WANT || manner == FAKE_NO_PIECES)
+        return;
+    struct tp_msg_pieces want = message->body.pieces;
+    struct tp_msg pieces = {.type = TP_MSG_PIECES, .body.pieces = want};
+    CHECK(want.first + want.count <= fake->segment.piece_count);
+    say(client, &pieces, fake->fds + want.first, want.count);
+    if (manner == FAKE_GONE) {
+        usleep(200000);
+        struct tp_msg gone = {.type = TP_MSG_GONE, .body.gone = {fake->segment.segment_id}};
+        say(client, &gone, NULL, 0);
+    }
+}
+
+static void serve(const struct fake *fake) {
+    struct pollfd polled[9] = {{.fd = fake->listener, .events = POLLIN}};
+    nfds_t count = 1;
+    for (;;) {
+        (void)poll(polled, count, -1);
+        if (polled[0].revents && count < 9) {
+            int client = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC);
+            if (client >= 0)
+                polled[count++] = (struct pollfd){.fd = client, .events = POLLIN};
+        }
+        for (nfds_t i = 1; i < count; i++) {
+            struct tp_msg message;
+            unsigned fds = 0;
+            if (!polled[i].revents)
+                continue;
+            int error = tp_wire_receive(polled[i].fd, &message, NULL, 0, &fds);
+            if (error == 0)
+                answer(fake, polled[i].fd, &message);
+            if (error == 0 || error == -EAGAIN)
+                continue;
+            close(polled[i].fd);
+            polled[i--] = polled[--count];
+        }
+    }
+}
+
+static void make_memory(struct fake *fake, struct fake_store *store) {
+    store->memory = mmap(NULL, store->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(store->memory != MAP_FAILED);
+    for (uint32_t i = 0; i < store->pieces; i++) {
+        uint64_t bytes = tp_wire_piece_bytes(&fake->segment, i);
+        uint64_t real = fake->options.manner == FAKE_SMALL_PIECE ? bytes - 4096 : bytes;
+        fake->fds[i] = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        CHECK(fake->fds[i] >= 0 && ftruncate(fake->fds[i], (off_t)real) == 0);
+        if (fake->options.manner != FAKE_UNSEALED)
+            CHECK(fcntl(fake->fds[i], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+        CHECK(mmap(store->memory + i * store->piece_bytes, real, PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_FIXED, fake->fds[i], 0) != MAP_FAILED);
+    }
+}
+
+static void make_socket(struct fake *fake, struct fake_store *store, const char *directory) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char name[64] = "s-";
+    CHECK(tp_random_id(fake->instance) == 0);
+    for (unsigned i = 0; i < 16; i++)
+        snprintf(name + 2 + (size_t)2 * i, 3, "%02x", fake->instance[i]);
+    snprintf(store->socket_path, sizeof(store->socket_path), "%.64s/%s.sock", directory, name);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%.100s.x", store->socket_path);
+    fake->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    CHECK(fake->listener >= 0);
+    CHECK(bind(fake->listener, (struct sockaddr *)&address, sizeof(address)) == 0);
+    CHECK(listen(fake->listener, 8) == 0);
+    CHECK(rename(address.sun_path, store->socket_path) == 0);
+}
+
+void fake_start(struct fake_store *store, const struct tp_config *config,
+                const struct fake_options *options) {
+    struct fake fake = {.options = *options};
+    store->bytes = options->bytes ? options->bytes : UINT64_C(4) << 20;
+    store->piece_bytes = options->piece_bytes ? options->piece_bytes : store->bytes;
+    store->pieces = (uint32_t)((store->bytes + store->piece_bytes - 1) / store->piece_bytes);
+    CHECK(store->pieces <= FAKE_PIECES_MAX);
+    fake.segment = (struct tp_msg_segment){.segment_id = 7,
+                                           .base = options->base ? options->base : FAKE_BASE,
+                                           .bytes = store->bytes,
+                                           .page_bytes = 4096,
+                                           .piece_bytes = store->piece_bytes,
+                                           .piece_count = store->pieces,
+                                           .kind = TP_WIRE_MMAP,
+                                           .map_bytes = store->bytes};
+    make_memory(&fake, store);
+    make_socket(&fake, store, config->engine.socket_dir);
+    store->pid = fork();
+    CHECK(store->pid >= 0);
+    if (store->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        serve(&fake);
+        _exit(0);
+    }
+    close(fake.listener);
+    for (uint32_t i = 0; i < store->pieces; i++)
+        close(fake.fds[i]);
+}
+
+void fake_kill(struct fake_store *store) {
+    kill(store->pid, SIGKILL);
+    waitpid(store->pid, NULL, 0);
+    store->pid = 0;
+}
+
+void fake_end(struct fake_store *store) {
+    if (store->pid)
+        fake_kill(store);
+    munmap(store->memory, store->bytes);
+    unlink(store->socket_path);
+}

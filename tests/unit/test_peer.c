@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Claim: engines attach to stores that keep to the protocol, to no others, and let go of dead ones.
+ */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include "rig.h"
+
+static struct tp_config *config;
+static struct tp_engine *engine;
+static int engine_key;
+
+static void start(void) {
+    config = fake_config();
+    cr_assert_eq(tp_transport_start(config), 0);
+    engine = tp_engine_find(&engine_key, true);
+    cr_assert_not_null(engine);
+}
+
+static bool attaches(enum fake_manner manner, unsigned timeout_ms) {
+    struct fake_store store;
+    fake_start(&store, config, &(struct fake_options){.name = "127.0.0.1:1", .manner = manner});
+    tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+    bool local = rig_wait(engine, 1, FAKE_BASE, timeout_ms);
+    fake_end(&store);
+    while (rig_wait(engine, 1, FAKE_BASE, 5)) /* until its end is seen */
+        usleep(1000);
+    return local;
+}
+
+static unsigned mappings_of(const char *what) {
+    char line[512];
+    unsigned count = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (fgets(line, sizeof(line), maps))
+        count += strstr(line, what) != NULL;
+    fclose(maps);
+    return count;
+}
+
+static unsigned open_fds(void) {
+    unsigned count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
+}
+
+Test(peer, a_good_store_is_attached, .timeout = 30) {
+    start();
+    cr_assert(attaches(FAKE_GOOD, 5000));
+    cr_assert_eq(rig_counter(TP_PEERS_ATTACHED), 1);
+}
+
+Test(peer, a_store_that_was_there_first_is_found, .timeout = 30) {
+    config = fake_config();
+    struct fake_store store;
+    fake_start(&store, config, &(struct fake_options){.name = "127.0.0.1:1"});
+    cr_assert_eq(tp_transport_start(config), 0);
+    engine = tp_engine_find(&engine_key, true);
+    tp_engine_open(engine, 9, "///127.0.0.1:1", 14);
+    cr_assert(rig_wait(engine, 9, FAKE_BASE, 5000));
+    fake_end(&store);
+}
+
+Test(peer, hostile_stores_are_left_alone, .timeout = 60) {
+    static const enum fake_manner manners[] = {
+        FAKE_OTHER_HOST,  FAKE_OTHER_INSTANCE, FAKE_SMALL_PIECE, FAKE_UNSEALED, FAKE_UNASKED,
+        FAKE_BAD_SEGMENT, FAKE_NOISE,          FAKE_EARLY,       FAKE_NO_PIECES};
+    start();
+    cr_assert(attaches(FAKE_GOOD, 5000)); /* the directory is open now */
+    unsigned fds = open_fds();
+    for (unsigned i = 0; i < sizeof(manners) / sizeof(manners[0]); i++)
+        cr_expect(!attaches(manners[i], 300), "manner %d", manners[i]);
+    cr_expect_geq(rig_counter(TP_PEERS_REFUSED), 8);
+    cr_assert(attaches(FAKE_GOOD, 5000), "a good store after them is attached");
+    for (uint64_t end = rig_ms() + 5000; open_fds() != fds && rig_ms() < end;)
+        usleep(10000);
+    cr_expect_eq(open_fds(), fds, "%u fds, %u before", open_fds(), fds);
+}
+
+Test(peer, a_silent_store_stops_nobody, .timeout = 30) {
+    struct fake_store silent;
+    start();
+    fake_start(&silent, config, &(struct fake_options){.name = "x", .manner = FAKE_SILENT});
+    usleep(100000);
+    cr_assert(attaches(FAKE_GOOD, 5000));
+    fake_end(&silent);
+}
+
+Test(peer, a_stopped_store_stops_nobody, .timeout = 30) {
+    struct fake_store stopped;
+    start();
+    fake_start(&stopped, config, &(struct fake_options){.name = "127.0.0.1:5"});
+    kill(stopped.pid, SIGSTOP);
+    usleep(100000);
+    cr_assert(attaches(FAKE_GOOD, 5000));
+    fake_end(&stopped);
+}
+
+Test(peer, a_piece_that_has_not_come_is_not_used, .timeout = 30) {
+    struct fake_store store;
+    start();
+    fake_start(&store, config,
+               &(struct fake_options){.name = "127.0.0.1:1",
+                                      .bytes = 9 << 12,
+                                      .piece_bytes = 4096,
+                                      .manner = FAKE_NO_PIECES});
+    tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+    cr_assert_not(rig_wait(engine, 1, FAKE_BASE, 300));
+    cr_assert_gt(rig_counter(TP_FALLBACK_NOT_IMPORTED), 0);
+    fake_end(&store);
+}
+
+Test(peer, many_pieces_are_contiguous, .timeout = 30) {
+    struct fake_store store;
+    start();
+    fake_start(&store, config,
+               &(struct fake_options){
+                   .name = "127.0.0.1:1", .bytes = (16 << 20) - 4096, .piece_bytes = 1 << 20});
+    tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+    cr_assert(rig_wait(engine, 1, FAKE_BASE + store.bytes - 1, 5000));
+    cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000));
+    unsigned char *buffer = malloc(store.bytes);
+    for (uint64_t i = 0; i < store.bytes; i++)
+        store.memory[i] = (unsigned char)(i * 31 + i / 4096);
+    struct rig_request r = rig_make(TP_OP_READ, buffer, 1, FAKE_BASE, store.bytes);
+    struct tp_submit submit;
+    cr_assert_eq(rig_begin(engine, 5, 1, &r, 1, &submit), TP_PLAN_ALL);
+    tp_submit_commit(&submit);
+    cr_assert_eq(rig_finish(5, NULL), TP_TASK_COMPLETED);
+    cr_assert_eq(memcmp(buffer, store.memory, store.bytes), 0);
+    cr_assert_eq(rig_free(5), 0);
+    fake_end(&store);
+}
+
+Test(peer, a_dead_store_is_let_go_and_its_heir_found, .timeout = 60) {
+    start();
+    for (int round = 0; round < 5; round++) {
+        struct fake_store store;
+        fake_start(&store, config, &(struct fake_options){.name = "127.0.0.1:1"});
+        tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+        cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000), "round %d", round);
+        fake_kill(&store);
+        uint64_t end = rig_ms() + 1000;
+        while (mappings_of("memfd:fake") > 1 && rig_ms() < end)
+            usleep(5000);
+        cr_assert_eq(mappings_of("memfd:fake"), 1, "only the test's own view is left");
+        cr_assert_not(rig_wait(engine, 1, FAKE_BASE, 20));
+        fake_end(&store);
+    }
+    cr_assert_eq(rig_counter(TP_PEERS_LOST), 5);
+    cr_assert_gt(rig_counter(TP_FALLBACK_PEER_GONE), 0);
+}
+
+Test(peer, two_stores_of_one_name_are_neither, .timeout = 30) {
+    struct fake_store one, two;
+    start();
+    fake_start(&one, config, &(struct fake_options){.name = "127.0.0.1:1"});
+    tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+    cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000));
+    fake_start(&two, config, &(struct fake_options){.name = "127.0.0.1:1"});
+    usleep(500000);
+    cr_assert_not(rig_wait(engine, 1, FAKE_BASE, 50));
+    fake_end(&one);
+    cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000), "the other is meant once one is gone");
+    fake_end(&two);
+}
+
+Test(peer, a_withdrawn_segment_is_out_of_range, .timeout = 30) {
+    struct fake_store store;
+    start();
+    fake_start(&store, config, &(struct fake_options){.name = "127.0.0.1:1", .manner = FAKE_GONE});
+    tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+    cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000));
+    usleep(600000);
+    cr_assert_not(rig_wait(engine, 1, FAKE_BASE, 50));
+    cr_assert_gt(rig_counter(TP_FALLBACK_OUT_OF_RANGE), 0);
+    cr_assert_eq(mappings_of("memfd:fake"), 1, "only the test's own view is left");
+    fake_end(&store);
+}
+
+Test(peer, more_stores_than_slots_harm_nothing, .timeout = 60) {
+    enum { MANY = 70 };
+    static struct fake_store stores[MANY];
+    start();
+    for (int i = 0; i < MANY; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "127.0.0.1:%d", 100 + i);
+        fake_start(&stores[i], config, &(struct fake_options){.name = name, .bytes = 65536});
+        tp_engine_open(engine, (uint64_t)i, name, strlen(name));
+    }
+    uint64_t end = rig_ms() + 20000;
+    while (rig_counter(TP_PEERS_ATTACHED) < 64 && rig_ms() < end)
+        usleep(10000);
+    cr_assert_eq(rig_counter(TP_PEERS_ATTACHED), 64);
+    fake_end(&stores[0]);
+    end = rig_ms() + 20000;
+    while (rig_counter(TP_PEERS_ATTACHED) < 65 && rig_ms() < end)
+        usleep(10000);
+    cr_assert_eq(rig_counter(TP_PEERS_ATTACHED), 65, "a slot that is free again is used");
+    for (int i = 1; i < MANY; i++)
+        fake_end(&stores[i]);
+}
+
+Test(peer, stop_and_start_again, .timeout = 30) {
+    start();
+    unsigned fds = 0;
+    for (int i = 0; i < 3; i++) {
+        cr_assert(attaches(FAKE_GOOD, 5000));
+        tp_transport_stop();
+        tp_transport_stop();
+        cr_assert_not(tp_transport_on());
+        cr_assert(fds == 0 || open_fds() == fds);
+        fds = open_fds();
+        cr_assert_eq(tp_transport_start(config), 0);
+    }
+}
+
+Test(peer, a_missing_directory_is_looked_for, .timeout = 30) {
+    config = fake_config();
+    cr_assert_eq(rmdir(config->engine.socket_dir), 0);
+    cr_assert_eq(tp_transport_start(config), 0);
+    engine = tp_engine_find(&engine_key, true);
+    usleep(100000);
+    cr_assert_eq(mkdir(config->engine.socket_dir, 0700), 0);
+    cr_assert(attaches(FAKE_GOOD, 5000));
+}
