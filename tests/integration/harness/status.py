@@ -131,7 +131,7 @@ def until(condition, what, limit_s=10.0):
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what() if callable(what) else what}"
         time.sleep(0.02)
 
 
