@@ -142,7 +142,7 @@ static int plan(struct build *build, uint64_t held_fds) {
         tp_placement_check_room(&build->placement,
                                 tp_need_node_pages(&build->need, backing->page_bytes, 0) *
                                     backing->page_bytes);
-    pieces->fds = calloc(pieces->count, sizeof *pieces->fds);
+    pieces->fds = reallocarray(NULL, pieces->count, sizeof *pieces->fds);
     if (pieces->fds == NULL) {
         tp_log(TP_LOG_ERROR, "no memory for the table of %" PRIu32 " pieces", pieces->count);
         return -ENOMEM;

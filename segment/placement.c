@@ -69,7 +69,7 @@ void tp_placement_check_room(struct tp_placement *placement, uint64_t share_byte
         return;
     for (unsigned i = 0; i < placement->count; i++) {
         uint64_t room = node_room_bytes(placement->nodes[i]);
-        if (room >= share_bytes)
+        if (room == 0 || room >= share_bytes)
             continue;
         placement->strict = false;
         tp_log_once(&said, TP_LOG_WARN,

@@ -148,11 +148,8 @@ static void watch_session(struct loop *loop, unsigned index, int operation, bool
 
 static void accept_one(struct loop *loop, int fd, uint64_t now) {
     unsigned index = free_slot(loop);
-    int result = tp_session_begin(&loop->sessions[index], fd, &loop->facts, now);
-    if (result < 0)
-        end_session(loop, index, result);
-    else
-        watch_session(loop, index, EPOLL_CTL_ADD, true);
+    tp_session_begin(&loop->sessions[index], fd, &loop->facts, now);
+    watch_session(loop, index, EPOLL_CTL_ADD, true);
 }
 
 static void arm_listeners(bool armed) {

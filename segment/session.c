@@ -47,17 +47,15 @@ static int refuse_uid(struct tp_session *session) {
     return refuse(session, TP_REFUSED_UID, text);
 }
 
-int tp_session_begin(struct tp_session *session, int fd, const struct tp_server_facts *facts,
-                     uint64_t now_ms) {
+void tp_session_begin(struct tp_session *session, int fd, const struct tp_server_facts *facts,
+                      uint64_t now_ms) {
     int bytes = SEND_BUFFER;
     *session = (struct tp_session){
         .state = TP_SESSION_GREETING, .fd = fd, .since_ms = now_ms, .stats_slot = -1};
     (void)tp_fork_close_add(fd);
     /* Announcements of all segments must fit at once, whatever net.core.wmem_default is. */
     (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-    if (tp_wire_check_peer(fd, facts->config, &session->uid, &session->pid) < 0)
-        return refuse_uid(session);
-    return 0;
+    session->unwelcome = tp_wire_check_peer(fd, facts->config, &session->uid, &session->pid) < 0;
 }
 
 static int send_welcome(struct tp_session *session, const struct tp_server_facts *facts) {
@@ -117,7 +115,8 @@ static int attach(struct tp_session *session, const struct tp_msg_hello *hello,
                   const struct tp_server_facts *facts, bool full) {
     if ((facts->roles & TP_ROLE_STORE) == 0)
         return refuse(session, TP_REFUSED_ROLE, "this process shares no segments");
-    if (strcmp(hello->identity, facts->identity) != 0)
+    /* An identity that could not be read equals nobody's. */
+    if (facts->identity[0] == 0 || strcmp(hello->identity, facts->identity) != 0)
         return refuse_identity(session, hello, facts);
     if (full)
         return refuse(session, TP_REFUSED_FULL, "this store has as many clients as it takes");
@@ -137,6 +136,9 @@ static int greet(struct tp_session *session, const struct tp_msg *message,
     const struct tp_msg_hello *hello = &message->body.hello;
     if (message->type != TP_MSG_HELLO)
         return -EPROTO;
+    if (session->unwelcome) /* said now and not at once: a client that has not sent HELLO yet would
+                               see EPIPE */
+        return refuse_uid(session);
     if (hello->purpose == TP_PURPOSE_ATTACH)
         return attach(session, hello, facts, full);
     if (hello->purpose != TP_PURPOSE_STATUS)

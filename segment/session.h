@@ -27,6 +27,7 @@ enum tp_session_state { TP_SESSION_FREE, TP_SESSION_GREETING, TP_SESSION_ATTACHE
 struct tp_session {
     enum tp_session_state state;
     int fd;
+    bool unwelcome; /* a uid that may not be our peer */
     uint32_t uid;
     int32_t pid;
     uint64_t since_ms;
@@ -38,10 +39,9 @@ struct tp_session {
     int stats_slot; /* -1: none */
 };
 
-/* Begin with an accepted socket, which the session then owns. 0, or -errno when it has been
- * answered and must be ended. */
-int tp_session_begin(struct tp_session *session, int fd, const struct tp_server_facts *facts,
-                     uint64_t now_ms);
+/* Begin with an accepted socket, which the session then owns. */
+void tp_session_begin(struct tp_session *session, int fd, const struct tp_server_facts *facts,
+                      uint64_t now_ms);
 
 /*
  * Read and answer what has arrived, a few messages at most. `full`: no further client may attach.

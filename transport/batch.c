@@ -3,15 +3,17 @@
  * Submits: which requests of a batch are copied here, which are the rest, and starting the copies.
  *
  * A request's runs are partitioned by memory kind here: host memory becomes ops of the part's copy
- * job; device memory is the rest, until there is a copy engine for it (see memory_reason).
+ * job, a GPU's memory of its device job.
  *
  * It must not know: how a name becomes a peer, how bytes are copied, how a batch's end is answered.
  */
 #include "transport/batch.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "env/env.h"
 #include "env/stats.h"
 #include "transport/engine.h"
 #include "transport/peer.h"
@@ -19,6 +21,7 @@
 
 #define TASK_LIMIT (UINT32_C(1) << 28) /* of a batch: numbers stay far from overflow */
 #define STRIDE_LIMIT 4096
+#define ON_HOST (-1) /* instead of a GPU's ordinal */
 
 /* Why a request is left to Mooncake: a counter, or LOCAL for one that is not. */
 #define LOCAL TP_COUNTER_COUNT
@@ -82,12 +85,17 @@ static void resolve(struct plan *plan, uint64_t handle) {
     plan->peer = peer;
 }
 
-/* Host memory is LOCAL. This is where device memory will part ways to the GPU's copy engines. */
-static enum tp_counter memory_reason(struct plan *plan, const struct tp_request *request) {
-    switch (tp_range_memory(request->source, request->length, &plan->hint)) {
+/* LOCAL when these bytes can be copied by this process: host memory, and a GPU's where that is wanted. */
+static enum tp_counter memory_reason(struct plan *plan, const struct tp_request *request, int *ret_device) {
+    *ret_device = ON_HOST;
+    switch (tp_range_memory(request->source, request->length, &plan->hint, ret_device)) {
     case TP_MEMORY_HOST:
+        *ret_device = ON_HOST;
         return LOCAL;
     case TP_MEMORY_DEVICE:
+        if (tp_config()->engine.device_copy && tp_peer_device_access(plan->peer, *ret_device))
+            return LOCAL;
+        break;
     case TP_MEMORY_UNKNOWN:
         break;
     }
@@ -98,6 +106,22 @@ static bool overlap(uintptr_t a, uintptr_t b, uint64_t bytes) {
     return a < b ? b - a < bytes : a - b < bytes;
 }
 
+/* Add the copy to the job of its kind of memory. 0 or -errno with nothing added. */
+static int add_copy(struct plan *plan, const struct tp_request *request, void *there, int device,
+                    struct tp_task *ret_task) {
+    bool write = request->opcode == TP_OP_WRITE;
+    void *to = write ? there : request->source;
+    const void *from = write ? request->source : there;
+    uint8_t group = 0;
+    if (device == ON_HOST)
+        return tp_copy_add(&plan->part->job, to, from, request->length, &ret_task->first, &ret_task->last);
+    int rc = tp_device_add(&plan->part->gpu, device, !write, tp_peer_address_is_cumem(plan->peer, there), to, from,
+                           request->length, &group);
+    ret_task->first = TP_TASK_ON_DEVICE;
+    ret_task->last = group;
+    return rc;
+}
+
 /* Plan one request into *ret_task. LOCAL, or the counter that says why it is Mooncake's. */
 static enum tp_counter plan_request(struct plan *plan, const struct tp_request *request,
                                     struct tp_task *ret_task) {
@@ -106,7 +130,8 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
     resolve(plan, request->target_id);
     if (!plan->peer)
         return plan->reason;
-    enum tp_counter reason = memory_reason(plan, request);
+    int device;
+    enum tp_counter reason = memory_reason(plan, request, &device);
     if (reason != LOCAL)
         return reason;
     void *there = NULL;
@@ -125,10 +150,9 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
         (tp_peer_self(plan->peer) && overlap(source, request->target_offset, request->length)))
         return TP_FALLBACK_BAD_REQUEST;
     bool write = request->opcode == TP_OP_WRITE;
-    if (tp_copy_add(&plan->part->job, write ? there : request->source,
-                    write ? request->source : there, request->length, &ret_task->first,
-                    &ret_task->last) != 0)
-        return TP_FALLBACK_LIMIT;
+    int rc = add_copy(plan, request, there, device, ret_task);
+    if (rc != 0)
+        return device == ON_HOST || rc != -ENODEV ? TP_FALLBACK_LIMIT : TP_FALLBACK_DEVICE_MEMORY;
     ret_task->part = plan->part;
     ret_task->bytes = request->length;
     *(write ? &plan->part->write_bytes : &plan->part->read_bytes) += request->length;
@@ -324,6 +348,8 @@ void tp_submit_commit(struct tp_submit *submit) {
     /* Before it can be seen: nobody asks about this submit before it has returned, so one lock is
      * enough. */
     bool done = tp_copy_start(&part->job);
+    if (part->gpu.group_count)
+        tp_device_start(&part->gpu);
     struct tp_shard *shard = tp_shard_lock(batch->id);
     batch->pending = NULL;
     part->next = batch->parts;
@@ -380,10 +406,16 @@ static void count_completed(const struct tp_part *part) {
  * A dead store's pages stay readable and writable, so the end of the copies alone proves nothing:
  * success is answered only if the store was still there when the end was seen.
  */
+bool tp_part_done(const struct tp_part *part) {
+    return tp_copy_done(&part->job) &&
+           tp_device_look(&part->gpu, TP_DEVICE_GROUPS) != TP_DEVICE_RUNNING;
+}
+
 void tp_part_decide(struct tp_part *part) {
-    if (part->state != TP_PART_RUNNING || !tp_copy_done(&part->job))
+    if (part->state != TP_PART_RUNNING || !tp_part_done(part))
         return;
-    if (tp_part_peers_alive(part)) {
+    bool copied = tp_device_look(&part->gpu, TP_DEVICE_GROUPS) == TP_DEVICE_DONE;
+    if (copied && tp_part_peers_alive(part)) {
         part->state = TP_PART_COMPLETED;
         count_completed(part);
     } else {
@@ -400,6 +432,7 @@ static void reap_batch(struct tp_batch *batch) {
         for (unsigned i = 0; i < 4 && part->state == TP_PART_RUNNING; i++) {
             if (!tp_copy_done(&part->job) && !tp_copy_help(&part->job))
                 break;
+            tp_device_poll(&part->gpu);
             tp_part_decide(part);
         }
     }

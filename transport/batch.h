@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "transport/copy_device.h"
 #include "transport/copy_host.h"
 #include "transport/transport.h"
 
@@ -27,7 +28,8 @@ enum tp_part_state { TP_PART_RUNNING, TP_PART_COMPLETED, TP_PART_FAILED };
 struct tp_part {
     struct tp_part *next;
     enum tp_part_state state; /* decided once, when the end of the copies is first seen */
-    struct tp_copy_job job;
+    struct tp_copy_job job;     /* between host memory and host memory */
+    struct tp_device_job gpu;   /* between a GPU's memory and host memory */
     uint64_t held; /* a bit a peer's slot: references that the copies need */
     uint64_t read_bytes, write_bytes;
     uint32_t task_count, rest_count; /* of the submit; rest_count of them are Mooncake's */
@@ -36,10 +38,12 @@ struct tp_part {
     size_t rest_room;
 };
 
+#define TP_TASK_ON_DEVICE UINT32_MAX
+
 struct tp_task {
     struct tp_part *part; /* NULL: Mooncake's */
     uint64_t bytes;       /* Mooncake's: its number there */
-    uint32_t first, last; /* grains */
+    uint32_t first, last; /* grains; of a GPU's copy: TP_TASK_ON_DEVICE and its group */
     bool seen;            /* was answered as completed: stays so */
 };
 
@@ -83,6 +87,9 @@ void tp_part_keep(struct tp_batch *batch, struct tp_part *part);
 /* Has any batch ever been here? One load, so that a process without local transfers takes no lock.
  */
 bool tp_batches_used(void);
+
+/* Have all copies of a started part ended, well or not? */
+bool tp_part_done(const struct tp_part *part);
 
 /* Under the lock: when the part's copies have ended, decide how, once, and let go of its peers. */
 void tp_part_decide(struct tp_part *part);

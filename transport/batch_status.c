@@ -18,7 +18,10 @@ static struct tp_shard *help(struct tp_shard *shard, struct tp_batch *batch, str
     uint64_t id = batch->id;
     batch->users++;
     tp_shard_unlock(shard);
-    (void)tp_copy_help(&part->job);
+    if (part->gpu.group_count)
+        tp_device_poll(&part->gpu);
+    if (!tp_copy_done(&part->job))
+        (void)tp_copy_help(&part->job);
     shard = tp_shard_lock(id);
     batch->users--;
     tp_part_decide(part);
@@ -34,6 +37,14 @@ static struct tp_shard *advance(struct tp_shard *shard, struct tp_batch *batch,
     return shard;
 }
 
+/* Are the bytes of this one task where they belong? */
+static bool task_copied(const struct tp_task *task) {
+    const struct tp_part *part = task->part;
+    if (task->first == TP_TASK_ON_DEVICE)
+        return tp_device_look(&part->gpu, task->last) == TP_DEVICE_DONE;
+    return tp_copy_range_done(&part->job, task->first, task->last);
+}
+
 static void task_answer(struct tp_task *task, struct tp_task_status *ret_status) {
     const struct tp_part *part = task->part;
     *ret_status = (struct tp_task_status){.state = TP_TASK_WAITING};
@@ -41,8 +52,7 @@ static void task_answer(struct tp_task *task, struct tp_task_status *ret_status)
         *ret_status = (struct tp_task_status){.state = TP_TASK_COMPLETED, .bytes = task->bytes};
     } else if (part->state == TP_PART_FAILED) {
         ret_status->state = TP_TASK_FAILED;
-    } else if (tp_copy_range_done(&part->job, task->first, task->last) &&
-               tp_part_peers_alive(part)) {
+    } else if (task_copied(task) && tp_part_peers_alive(part)) {
         task->seen = true;
         *ret_status = (struct tp_task_status){.state = TP_TASK_COMPLETED, .bytes = task->bytes};
     }
@@ -100,7 +110,7 @@ enum tp_answer tp_batch_status(uint64_t batch_id, struct tp_task_status *ret_sta
     if (batch && batch->local_count > 0) {
         bool helped = false;
         for (struct tp_part *part = batch->parts; part && !helped; part = part->next) {
-            helped = part->state == TP_PART_RUNNING && !tp_copy_done(&part->job);
+            helped = part->state == TP_PART_RUNNING && !tp_part_done(part);
             shard = advance(shard, batch, part);
         }
         batch_answer(batch, ret_status);

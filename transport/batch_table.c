@@ -80,7 +80,7 @@ static bool batch_idle(const struct tp_batch *batch) {
     if (batch->users)
         return false;
     for (const struct tp_part *part = batch->parts; part; part = part->next) {
-        if (!tp_copy_idle(&part->job))
+        if (!tp_copy_idle(&part->job) || tp_device_look(&part->gpu, TP_DEVICE_GROUPS) == TP_DEVICE_RUNNING)
             return false;
     }
     return true;
@@ -88,12 +88,14 @@ static bool batch_idle(const struct tp_batch *batch) {
 
 static void part_free(struct tp_part *part) {
     tp_copy_release(&part->job);
+    tp_device_release(&part->gpu);
     free(part->rest);
     free(part);
 }
 
 /* The arrays of an idle part go with it into the next use, unless they are out of the ordinary. */
 void tp_part_keep(struct tp_batch *batch, struct tp_part *part) {
+    tp_device_reset(&part->gpu);
     if (part->job.op_room > KEEP_TASKS)
         tp_copy_release(&part->job);
     else

@@ -66,6 +66,15 @@ enum tp_route { TP_ROUTE_OK, TP_ROUTE_OUT_OF_RANGE, TP_ROUTE_NOT_IMPORTED };
 enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t bytes,
                             void **ret_address);
 
+/*
+ * May GPU `device` reach all mapped memory of this peer now? False wakes the peer thread, which grants it; until then such
+ * requests are Mooncake's. Lock-free; `peer` must be held.
+ */
+bool tp_peer_device_access(struct tp_peer *peer, int device);
+
+/* Can GPUs read and write the host memory at this routed address by themselves (CUDA VMM memory)? Lock-free. */
+bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address);
+
 /* Add to the peer's own counters (tidepool status shows them by peer). */
 void tp_peer_count(struct tp_peer *peer, bool write, uint64_t bytes);
 

@@ -22,8 +22,15 @@
 
 struct range {
     _Atomic uintptr_t first, end;
-    _Atomic int memory; /* enum tp_memory; UNKNOWN until the first use */
+    _Atomic int owner; /* an enum tp_memory, UNKNOWN until the first use; the GPU's ordinal above it */
 };
+
+#define MEMORY_BITS 2
+#define MEMORY_MASK 3
+
+static int pack(enum tp_memory memory, int device) {
+    return (int)memory | device << MEMORY_BITS;
+}
 
 static struct range ranges[RANGES];
 static _Atomic uint32_t range_count;
@@ -49,7 +56,7 @@ static void range_copy(struct range *to, const struct range *from) {
                           memory_order_relaxed);
     atomic_store_explicit(&to->end, atomic_load_explicit(&from->end, memory_order_relaxed),
                           memory_order_relaxed);
-    atomic_store_explicit(&to->memory, atomic_load_explicit(&from->memory, memory_order_relaxed),
+    atomic_store_explicit(&to->owner, atomic_load_explicit(&from->owner, memory_order_relaxed),
                           memory_order_relaxed);
 }
 
@@ -76,9 +83,7 @@ void tp_register_range(const void *address, size_t bytes, const char *location) 
     uintptr_t first = (uintptr_t)address;
     if (!first || !bytes || first + bytes < first || tp_inert())
         return;
-    /* Only the hint of a GPU is taken at its word: a wrong one costs speed. A wrong "cpu" would
-     * cost the process. */
-    bool device = location && strncmp(location, "cuda", 4) == 0;
+    (void)location; /* a name is no proof, and one question to the driver a range is cheap */
     write_begin();
     long before = range_search(first);
     if (before >= 0 && atomic_load_explicit(&ranges[before].first, memory_order_relaxed) == first) {
@@ -92,8 +97,7 @@ void tp_register_range(const void *address, size_t bytes, const char *location) 
         struct range *range = &ranges[before + 1];
         atomic_store_explicit(&range->first, first, memory_order_relaxed);
         atomic_store_explicit(&range->end, first + bytes, memory_order_relaxed);
-        atomic_store_explicit(&range->memory, device ? TP_MEMORY_DEVICE : TP_MEMORY_UNKNOWN,
-                              memory_order_relaxed);
+        atomic_store_explicit(&range->owner, pack(TP_MEMORY_UNKNOWN, 0), memory_order_relaxed);
         atomic_store_explicit(&range_count, count + 1, memory_order_relaxed);
     }
     write_end();
@@ -121,8 +125,9 @@ static bool range_read(uintptr_t address, struct tp_range_hint *ret_hint) {
     if (index >= 0) {
         found.first = atomic_load_explicit(&ranges[index].first, memory_order_relaxed);
         found.end = atomic_load_explicit(&ranges[index].end, memory_order_relaxed);
-        found.memory =
-            (enum tp_memory)atomic_load_explicit(&ranges[index].memory, memory_order_relaxed);
+        int owner = atomic_load_explicit(&ranges[index].owner, memory_order_relaxed);
+        found.memory = (enum tp_memory)(owner & MEMORY_MASK);
+        found.device = owner >> MEMORY_BITS;
     }
     atomic_thread_fence(memory_order_acquire);
     if (atomic_load_explicit(&range_sequence, memory_order_relaxed) != before)
@@ -140,22 +145,25 @@ static void range_learn(const struct tp_range_hint *hint) {
     if (index >= 0 &&
         atomic_load_explicit(&ranges[index].first, memory_order_relaxed) == hint->first &&
         atomic_load_explicit(&ranges[index].end, memory_order_relaxed) == hint->end)
-        atomic_store_explicit(&ranges[index].memory, (int)hint->memory, memory_order_relaxed);
+        atomic_store_explicit(&ranges[index].owner, pack(hint->memory, hint->device), memory_order_relaxed);
     pthread_mutex_unlock(&range_lock);
 }
 
-enum tp_memory tp_range_memory(const void *address, uint64_t bytes, struct tp_range_hint *hint) {
+enum tp_memory tp_range_memory(const void *address, uint64_t bytes, struct tp_range_hint *hint,
+                               int *ret_device) {
     uintptr_t first = (uintptr_t)address;
-    if (first >= hint->first && first < hint->end && bytes <= hint->end - first)
-        return hint->memory;
-    struct tp_range_hint found;
-    if (!range_read(first, &found) || bytes > found.end - first)
-        return tp_cuda_classify(address, NULL);
-    if (found.memory == TP_MEMORY_UNKNOWN) {
-        found.memory = tp_cuda_classify(address, NULL);
-        if (found.memory != TP_MEMORY_UNKNOWN)
-            range_learn(&found);
+    if (!(first >= hint->first && first < hint->end && bytes <= hint->end - first)) {
+        struct tp_range_hint found;
+        if (!range_read(first, &found) || bytes > found.end - first)
+            return tp_cuda_classify(address, ret_device);
+        if (found.memory == TP_MEMORY_UNKNOWN) {
+            found.memory = tp_cuda_classify(address, &found.device);
+            if (found.memory != TP_MEMORY_UNKNOWN)
+                range_learn(&found);
+        }
+        *hint = found;
     }
-    *hint = found;
-    return found.memory;
+    if (hint->memory == TP_MEMORY_DEVICE)
+        *ret_device = hint->device;
+    return hint->memory;
 }

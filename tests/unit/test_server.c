@@ -469,37 +469,43 @@ Test(server, a_stopped_and_a_killed_client_stall_nobody) {
     end_store(&store);
 }
 
-/* A store in a process of its own, which says when it is ready and then waits. */
-static pid_t other_store(struct tp_config *config, bool with_fork) {
+/* A store in a process of its own, which says when it is ready and then waits. Told through
+ * *ret_go, it forks a child that outlives it. */
+static pid_t other_store(struct tp_config *config, int *ret_go, int *ret_ready) {
     int ready[2];
+    int go[2];
+    char c;
     cr_assert_eq(pipe(ready), 0);
+    cr_assert_eq(pipe(go), 0);
     pid_t child = bench_process();
     if (child == 0) {
         char *range = bench_allocate(BYTES);
-        bool good = tp_segment_overlay(range, BYTES, false, config) == 0 &&
-                    tp_segment_publish(range, config) == 0;
-        if (good && with_fork && bench_fork() == 0) {
-            (void)prctl(PR_SET_PDEATHSIG, 0); /* it is to outlive the store */
-            (void)!write(ready[1], "y", 1);
+        if (tp_segment_overlay(range, BYTES, false, config) != 0 ||
+            tp_segment_publish(range, config) != 0 || write(ready[1], "y", 1) != 1)
+            _exit(1);
+        close(go[1]);
+        if (read(go[0], &c, 1) == 1 && bench_fork() == 0) {
+            (void)prctl(PR_SET_PDEATHSIG, 0);
+            (void)!write(ready[1], "f", 1);
             sleep(5);
             _exit(0);
         }
-        if (good && !with_fork && write(ready[1], "y", 1) != 1)
-            _exit(1);
         pause();
         _exit(0);
     }
-    char c;
     cr_assert_eq(read(ready[0], &c, 1), 1);
-    close(ready[0]);
     close(ready[1]);
+    close(go[0]);
+    *ret_go = go[1];
+    *ret_ready = ready[0];
     return child;
 }
 
 Test(server, the_dead_are_swept_and_the_living_are_not) {
     struct tp_config *config = bench_config(0);
-    pid_t dead = other_store(config, false);
-    pid_t alive = other_store(config, false);
+    int pipes[4];
+    pid_t dead = other_store(config, &pipes[0], &pipes[1]);
+    pid_t alive = other_store(config, &pipes[2], &pipes[3]);
     cr_assert_eq(bench_names(config), 4);
     kill(dead, SIGKILL);
     cr_assert_eq(waitpid(dead, NULL, 0), dead);
@@ -551,9 +557,14 @@ Test(server, a_forked_child_does_not_keep_the_lease) {
     struct tp_config *config = bench_config(2 * MIB);
     struct timespec start;
     struct tp_msg message;
-    pid_t store = other_store(config, true);
+    int go;
+    int ready;
+    char c;
+    pid_t store = other_store(config, &go, &ready);
     int fd = bench_attach(config);
     bench_expect(fd, TP_MSG_SEGMENT, &message);
+    cr_assert_eq(write(go, "g", 1), 1);
+    cr_assert_eq(read(ready, &c, 1), 1);
     clock_gettime(CLOCK_MONOTONIC, &start);
     kill(store, SIGKILL); /* its child lives on for seconds */
     cr_assert(bench_ended(fd, 5000));

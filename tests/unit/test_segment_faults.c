@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Old kernels, seccomp profiles and full machines: each system call that may fail is made to fail,
+ * by a seccomp filter, and the segment is either made all the same or nothing has changed.
+ */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/memfd.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "env/stats.h"
+#include "segment/segment.h"
+#include "segment_bench.h"
+
+#define BYTES (16 * MIB)
+#define POPULATE_WRITE 23 /* MADV_POPULATE_WRITE */
+
+TestSuite(segment_faults, .timeout = 30);
+
+/* From now on this system call fails with `error`, when (low half of its argument & mask) == value.
+ */
+static void break_call(long number, unsigned argument, uint32_t mask, uint32_t value, int error) {
+    unsigned offset = (unsigned)(offsetof(struct seccomp_data, args) + 8 * (size_t)argument);
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 4),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offset),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, mask),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    cr_assert_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+        cr_skip("CONFIG: no seccomp filters here");
+}
+
+static void break_always(long number, int error) {
+    break_call(number, 0, 0, 0, error);
+}
+
+static void expect_made(struct tp_config *config) {
+    char *range = bench_allocate(BYTES);
+    bench_fill(range, BYTES, 1);
+    cr_assert_eq(tp_segment_overlay(range, BYTES, true, config), 0);
+    cr_assert(bench_same(range, BYTES, 1));
+    cr_assert_eq(tp_segment_restore(range), 0);
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+static void expect_untouched(struct tp_config *config, int error) {
+    char *range = bench_allocate(BYTES);
+    bench_fill(range, BYTES, 1);
+    unsigned fds = bench_fds();
+    unsigned maps = bench_maps();
+    int result = tp_segment_overlay(range, BYTES, true, config);
+    cr_assert_eq(result, error, "%s", strerror(-result));
+    cr_assert(bench_same(range, BYTES, 1));
+    cr_assert_not(tp_segment_contains(range));
+    cr_assert_eq(bench_fds(), fds);
+    cr_assert_leq(bench_maps(), maps + 2); /* an arena more or less */
+    cr_assert_eq(atomic_load(&tp_stats_page()->counters[TP_SEGMENT_FAILURES]), 1);
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+/* Before anything is broken: the counters' page and the stacks of threads are there. */
+static struct tp_config *warm(void) {
+    struct tp_config *config = bench_config(2 * MIB);
+    char *range = bench_allocate(BYTES);
+    (void)bench_fds();
+    cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), 0);
+    cr_assert_eq(tp_segment_restore(range), 0);
+    free(range);
+    return config;
+}
+
+static struct tp_config *on_node_0(void) {
+    struct tp_config *config = bench_config(2 * MIB);
+    config->store.node_count = 1;
+    config->store.nodes[0] = 0;
+    return config;
+}
+
+Test(segment_faults, a_chosen_node_is_seen_in_numa_maps) {
+    struct tp_config *config = on_node_0();
+    char *range = bench_allocate(BYTES);
+    char line[512];
+    bool bound = false;
+    cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), 0);
+    FILE *file = fopen("/proc/self/numa_maps", "re");
+    if (file == NULL)
+        cr_skip("CONFIG: no NUMA in this kernel");
+    while (fgets(line, sizeof line, file) != NULL)
+        bound = bound || (strtoull(line, NULL, 16) == (uintptr_t)range && strstr(line, "bind:0"));
+    fclose(file);
+    cr_assert(bound);
+    cr_assert_eq(tp_segment_restore(range), 0);
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment_faults, a_node_that_is_not_there_is_an_error) {
+    struct tp_config *config = on_node_0();
+    config->store.nodes[0] = 63;
+    expect_untouched(config, -EINVAL);
+}
+
+Test(segment_faults, mbind_refused_by_seccomp) {
+    break_always(SYS_mbind, EPERM);
+    break_always(SYS_set_mempolicy, EPERM);
+    expect_made(on_node_0());
+}
+
+Test(segment_faults, mbind_missing) {
+    break_always(SYS_mbind, ENOSYS);
+    expect_made(on_node_0());
+}
+
+Test(segment_faults, kernel_without_populate) {
+    break_call(SYS_madvise, 2, UINT32_MAX, POPULATE_WRITE, EINVAL);
+    expect_made(bench_config(2 * MIB));
+}
+
+Test(segment_faults, kernel_without_noexec_seal) {
+    break_call(SYS_memfd_create, 1, 8, 8, EINVAL);
+    expect_made(bench_config(2 * MIB));
+}
+
+Test(segment_faults, mappings_that_cannot_move) {
+    break_always(SYS_mremap, EINVAL);
+    expect_made(bench_config(2 * MIB));
+}
+
+Test(segment_faults, no_memfds) {
+    struct tp_config *config = warm();
+    break_always(SYS_memfd_create, EPERM);
+    expect_untouched(config, -EPERM);
+}
+
+Test(segment_faults, no_seals) {
+    break_call(SYS_fcntl, 1, UINT32_MAX, F_ADD_SEALS, EPERM);
+    /* The counters' page cannot be sealed either and stays private. */
+    char *range = bench_allocate(BYTES);
+    struct tp_config *config = bench_config(2 * MIB);
+    cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), -EPERM);
+    free(range);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment_faults, memory_that_cannot_be_populated) {
+    struct tp_config *config = warm();
+    break_call(SYS_madvise, 2, UINT32_MAX, POPULATE_WRITE, EFAULT);
+    expect_untouched(config, -ENOMEM);
+}
+
+Test(segment_faults, memory_that_cannot_be_reserved) {
+    struct tp_config *config = warm();
+    break_call(SYS_madvise, 2, UINT32_MAX, POPULATE_WRITE, EINVAL);
+    break_always(SYS_fallocate, ENOSPC);
+    expect_untouched(config, -ENOSPC);
+}
+
+Test(segment_faults, the_last_move_fails) {
+    struct tp_config *config = bench_config(2 * MIB);
+    char *range = bench_allocate(BYTES);
+    bench_fill(range, BYTES, 1);
+    unsigned fds = bench_fds();
+    /* mremap(old, bytes, bytes, flags, to): only the last piece's goes there. */
+    break_call(SYS_mremap, 4, UINT32_MAX, (uint32_t)(uintptr_t)(range + BYTES - 2 * MIB), ENOMEM);
+    cr_assert_eq(tp_segment_overlay(range, BYTES, true, config), -ENOMEM);
+    cr_assert(bench_same(range, BYTES, 1));
+    cr_assert_eq(bench_fds(), fds);
+    /* Private again: a child's writes stay its own. */
+    if (bench_fork() == 0) {
+        range[0] ^= 1;
+        _exit(0);
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    cr_assert(bench_same(range, BYTES, 1));
+    free(range);
+    cr_assert(bench_config_free(config));
+}

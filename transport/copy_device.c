@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Waves: gathering copies of many submits into few driver calls, and knowing when they have ended.
+ *
+ * A wave belongs to one device, direction and method. While it gathers it is the queue's `open` wave and changes under the queue's
+ * lock; whoever takes it out of there sends it, without the lock. From then on only `state` changes.
+ *
+ * It must not know: batches, peers, contexts and streams (gpu.c).
+ */
+#include "transport/copy_device.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <x86intrin.h>
+
+#include "env/cuda.h"
+#include "env/env.h"
+#include "transport/gpu.h"
+
+#define WAVE_BYTES ((uint64_t)8 << 20) /* about 160 us at 50 GB/s: long beside a launch, short beside a batch */
+#define WAVE_OPS 4096u
+#define CHUNK_BYTES ((size_t)16 << 10) /* a warp's share: larger copies are cut so that all warps have work */
+#define POLL_TICKS 6000u               /* about 2 us between queries of one wave */
+
+enum wave_state { WAVE_OPEN, WAVE_SENT, WAVE_DONE, WAVE_FAILED };
+
+struct tp_wave {
+    struct tp_wave *next; /* in the queue's list of unused ones */
+    struct queue *queue;
+    _Atomic uint32_t state;
+    _Atomic uint32_t refs;      /* groups that have copies in it */
+    _Atomic uint64_t polled;    /* time stamp counter */
+    struct tp_copy_op *ops;     /* WAVE_OPS, pinned */
+    uint64_t *scratch;          /* for the copy engines' lists */
+    tp_cu_event event;
+    uint32_t count;
+    uint64_t bytes;
+};
+
+struct queue {
+    pthread_mutex_t lock;
+    struct tp_gpu *gpu;
+    bool to_device;
+    enum tp_gpu_method method;
+    struct tp_wave *open;
+    struct tp_wave *unused;
+};
+
+static struct queue queues[TP_DEVICES][2][TP_GPU_METHODS];
+static pthread_once_t queues_once = PTHREAD_ONCE_INIT;
+static _Atomic int highest_device = -1;
+static _Thread_local unsigned deferring;
+
+static void init_queues(void) {
+    for (int device = 0; device < TP_DEVICES; device++) {
+        for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
+            struct queue *queue = &queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS];
+            pthread_mutex_init(&queue->lock, NULL);
+            queue->to_device = i / TP_GPU_METHODS;
+            queue->method = (enum tp_gpu_method)(i % TP_GPU_METHODS);
+        }
+    }
+}
+
+/* ---- waves -------------------------------------------------------------------------------------------------------------- */
+
+static void free_wave_arrays(struct tp_wave *wave) {
+    /* Pinned memory and events of a wave that could not be completed are few and stay until exit. */
+    free(wave->scratch);
+    free(wave);
+}
+
+static struct tp_wave *new_wave(struct queue *queue) {
+    struct tp_wave *wave = calloc(1, sizeof(*wave));
+    if (!wave)
+        return NULL;
+    wave->queue = queue;
+    wave->scratch = malloc(WAVE_OPS * 3 * sizeof(*wave->scratch));
+    wave->event = tp_gpu_event(queue->gpu);
+    wave->ops = tp_gpu_pinned_alloc(queue->gpu, WAVE_OPS * sizeof(*wave->ops));
+    if (wave->scratch && wave->event && wave->ops)
+        return wave;
+    free_wave_arrays(wave);
+    return NULL;
+}
+
+/* An unused wave, or a new one; without the lock, since a new one calls the driver. */
+static struct tp_wave *take_wave(struct queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    struct tp_wave *wave = queue->unused;
+    if (wave)
+        queue->unused = wave->next;
+    pthread_mutex_unlock(&queue->lock);
+    if (!wave)
+        wave = new_wave(queue);
+    if (!wave)
+        return NULL;
+    wave->next = NULL;
+    wave->count = 0;
+    wave->bytes = 0;
+    atomic_store(&wave->refs, 0);
+    atomic_store(&wave->polled, 0);
+    atomic_store(&wave->state, WAVE_OPEN);
+    return wave;
+}
+
+static void let_go(struct tp_wave *wave) {
+    if (atomic_fetch_sub_explicit(&wave->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    struct queue *queue = wave->queue;
+    pthread_mutex_lock(&queue->lock);
+    wave->next = queue->unused;
+    queue->unused = wave;
+    pthread_mutex_unlock(&queue->lock);
+}
+
+static void send_wave(struct tp_wave *wave) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    struct queue *queue = wave->queue;
+    tp_cu_result result = tp_gpu_send(queue->gpu, queue->method, queue->to_device, wave->ops, wave->count, wave->scratch, wave->event);
+    if (result != TP_CUDA_SUCCESS) {
+        tp_log_once(&said, TP_LOG_ERROR, "a copy %s the GPU failed: %s; its transfers fail, and so will further ones if the context is lost",
+                    queue->to_device ? "to" : "from", tp_cuda_error(result));
+    }
+    atomic_store_explicit(&wave->state, result == TP_CUDA_SUCCESS ? WAVE_SENT : WAVE_FAILED, memory_order_release);
+}
+
+/* Take this wave out of the queue to send it; false when somebody else has. */
+static bool close_wave(struct tp_wave *wave) {
+    struct queue *queue = wave->queue;
+    pthread_mutex_lock(&queue->lock);
+    bool ours = queue->open == wave;
+    if (ours)
+        queue->open = NULL;
+    pthread_mutex_unlock(&queue->lock);
+    return ours;
+}
+
+static void query_wave(struct tp_wave *wave) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    uint64_t now = __rdtsc();
+    uint64_t last = atomic_load_explicit(&wave->polled, memory_order_relaxed);
+    if (now - last < POLL_TICKS ||
+        !atomic_compare_exchange_strong_explicit(&wave->polled, &last, now, memory_order_relaxed, memory_order_relaxed))
+        return;
+    tp_cu_result result = tp_gpu_query(wave->queue->gpu, wave->event);
+    if (result == TP_CUDA_ERROR_NOT_READY)
+        return;
+    if (result != TP_CUDA_SUCCESS)
+        tp_log_once(&said, TP_LOG_ERROR, "GPU copies failed: %s; their transfers fail", tp_cuda_error(result));
+    atomic_store_explicit(&wave->state, result == TP_CUDA_SUCCESS ? WAVE_DONE : WAVE_FAILED, memory_order_release);
+}
+
+/* ---- building a job ----------------------------------------------------------------------------------------------------- */
+
+static struct tp_device_group *find_group(struct tp_device_job *job, int device, bool to_device, bool host_mapped) {
+    for (uint32_t i = 0; i < job->group_count; i++) {
+        struct tp_device_group *group = &job->groups[i];
+        if (group->device == device && group->to_device == to_device && group->host_mapped == host_mapped)
+            return group;
+    }
+    if (job->group_count == TP_DEVICE_GROUPS)
+        return NULL;
+    struct tp_device_group *group = &job->groups[job->group_count++];
+    group->device = device;
+    group->to_device = to_device;
+    group->host_mapped = host_mapped;
+    group->op_count = 0;
+    group->wave_count = 0;
+    return group;
+}
+
+static bool continues(const struct tp_copy_op *op, const void *to, const void *from) {
+    return (char *)op->to + op->bytes == to && (const char *)op->from + op->bytes == from;
+}
+
+int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool host_mapped, void *to, const void *from,
+                  size_t bytes, uint8_t *ret_group) {
+    if (!tp_gpu_get(device))
+        return -ENODEV;
+    struct tp_device_group *group = find_group(job, device, to_device, host_mapped);
+    if (!group)
+        return -ENOSPC;
+    if (group->op_count && continues(&group->ops[group->op_count - 1], to, from)) {
+        group->ops[group->op_count - 1].bytes += bytes;
+    } else {
+        if (group->op_count == group->op_room) {
+            uint32_t room = group->op_room ? group->op_room * 2 : 64;
+            struct tp_copy_op *grown = reallocarray(group->ops, room, sizeof(*grown));
+            if (!grown)
+                return -ENOMEM;
+            group->ops = grown;
+            group->op_room = room;
+        }
+        group->ops[group->op_count++] = (struct tp_copy_op){to, from, bytes};
+    }
+    *ret_group = (uint8_t)(group - job->groups);
+    return 0;
+}
+
+/* ---- handing it to waves ------------------------------------------------------------------------------------------------ */
+
+/* Remember that the group has copies in this wave. Memory for the list was reserved before. */
+static void join(struct tp_device_group *group, struct tp_wave *wave) {
+    if (group->wave_count && group->waves[group->wave_count - 1] == wave)
+        return;
+    for (uint32_t i = 0; i < group->wave_count; i++) {
+        if (group->waves[i] == wave)
+            return;
+    }
+    group->waves[group->wave_count++] = wave;
+    atomic_fetch_add_explicit(&wave->refs, 1, memory_order_relaxed);
+}
+
+static bool full(const struct tp_wave *wave) {
+    return wave->bytes >= WAVE_BYTES || wave->count == WAVE_OPS;
+}
+
+/* Put as much of the copy as one wave takes into it; returns how much. Under the queue's lock. */
+static size_t fill(struct tp_wave *wave, const struct tp_copy_op *op, size_t done, bool cut) {
+    size_t start = done;
+    while (done < op->bytes && !full(wave)) {
+        size_t left = op->bytes - done;
+        size_t part = cut && left > CHUNK_BYTES ? CHUNK_BYTES : left;
+        wave->ops[wave->count++] = (struct tp_copy_op){(char *)op->to + done, (const char *)op->from + done, part};
+        wave->bytes += part;
+        done += part;
+    }
+    return done - start;
+}
+
+/* The queue's open wave with the lock held, opening one first if there is none. NULL: no memory, and no lock is held. */
+static struct tp_wave *lock_open_wave(struct queue *queue) {
+    struct tp_wave *spare = NULL;
+    for (;;) {
+        pthread_mutex_lock(&queue->lock);
+        if (queue->open || spare) {
+            if (!queue->open) {
+                queue->open = spare;
+            } else if (spare) { /* somebody was faster */
+                spare->next = queue->unused;
+                queue->unused = spare;
+            }
+            return queue->open;
+        }
+        pthread_mutex_unlock(&queue->lock);
+        spare = take_wave(queue);
+        if (!spare)
+            return NULL;
+    }
+}
+
+static bool start_op(struct tp_device_group *group, struct queue *queue, const struct tp_copy_op *op) {
+    size_t done = 0;
+    while (done < op->bytes) {
+        struct tp_wave *wave = lock_open_wave(queue);
+        if (!wave)
+            return false;
+        join(group, wave);
+        done += fill(wave, op, done, queue->method == TP_GPU_KERNEL);
+        bool send = full(wave);
+        if (send)
+            queue->open = NULL;
+        pthread_mutex_unlock(&queue->lock);
+        if (send)
+            send_wave(wave);
+    }
+    return true;
+}
+
+static bool reserve_waves(struct tp_device_group *group) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < group->op_count; i++)
+        bytes += group->ops[i].bytes;
+    /* Worst case: each wave full by bytes or by count, for both methods, and one shared at either end. */
+    uint64_t need = bytes / WAVE_BYTES + bytes / CHUNK_BYTES / WAVE_OPS + group->op_count / WAVE_OPS + 8;
+    if (need <= group->wave_room)
+        return true;
+    struct tp_wave **grown = reallocarray(group->waves, need, sizeof(struct tp_wave *));
+    if (!grown)
+        return false;
+    group->waves = grown;
+    group->wave_room = (uint32_t)need;
+    return true;
+}
+
+/* A wave that stands for failure: nothing was sent for it, and it is never reused. */
+static struct tp_wave failed_wave = {.state = WAVE_FAILED, .refs = UINT32_MAX / 2};
+
+static void start_group(struct tp_device_group *group) {
+    struct tp_gpu *gpu = tp_gpu_get(group->device);
+    uint64_t kernel_max = gpu && group->host_mapped ? tp_gpu_kernel_max(gpu, group->to_device) : 0;
+    struct queue *pair = queues[group->device][group->to_device];
+    bool good = gpu && group->wave_room;
+    for (uint32_t i = 0; i < group->op_count && good; i++) {
+        struct queue *queue = &pair[group->ops[i].bytes <= kernel_max ? TP_GPU_KERNEL : TP_GPU_ENGINE];
+        good = start_op(group, queue, &group->ops[i]);
+    }
+    if (!good && group->wave_count < group->wave_room)
+        join(group, &failed_wave);
+    if (!deferring) {
+        for (uint32_t i = 0; i < group->wave_count; i++) {
+            if (group->waves[i] != &failed_wave && close_wave(group->waves[i]))
+                send_wave(group->waves[i]);
+        }
+    }
+}
+
+static void set_gpu(struct queue *queue, struct tp_gpu *gpu) {
+    pthread_mutex_lock(&queue->lock);
+    queue->gpu = gpu;
+    pthread_mutex_unlock(&queue->lock);
+}
+
+void tp_device_start(struct tp_device_job *job) {
+    pthread_once(&queues_once, init_queues);
+    for (uint32_t i = 0; i < job->group_count; i++) {
+        struct tp_device_group *group = &job->groups[i];
+        struct tp_gpu *gpu = tp_gpu_get(group->device);
+        for (int k = 0; k < TP_GPU_METHODS; k++)
+            set_gpu(&queues[group->device][group->to_device][k], gpu);
+        int highest = atomic_load(&highest_device);
+        while (highest < group->device && !atomic_compare_exchange_weak(&highest_device, &highest, group->device))
+            continue;
+        (void)reserve_waves(group);
+        start_group(group);
+    }
+}
+
+/* ---- the end ------------------------------------------------------------------------------------------------------------ */
+
+static enum tp_device_state look_group(const struct tp_device_group *group) {
+    enum tp_device_state state = group->op_count && !group->wave_count ? TP_DEVICE_FAILED : TP_DEVICE_DONE;
+    for (uint32_t i = 0; i < group->wave_count; i++) {
+        uint32_t wave = atomic_load_explicit(&group->waves[i]->state, memory_order_acquire);
+        if (wave == WAVE_OPEN || wave == WAVE_SENT)
+            return TP_DEVICE_RUNNING;
+        if (wave == WAVE_FAILED)
+            state = TP_DEVICE_FAILED;
+    }
+    return state;
+}
+
+enum tp_device_state tp_device_look(const struct tp_device_job *job, unsigned group) {
+    enum tp_device_state state = TP_DEVICE_DONE;
+    if (group < job->group_count)
+        return look_group(&job->groups[group]);
+    for (uint32_t i = 0; i < job->group_count; i++) {
+        enum tp_device_state one = look_group(&job->groups[i]);
+        if (one == TP_DEVICE_RUNNING)
+            return one;
+        if (one == TP_DEVICE_FAILED)
+            state = one;
+    }
+    return state;
+}
+
+void tp_device_poll(struct tp_device_job *job) {
+    for (uint32_t i = 0; i < job->group_count; i++) {
+        struct tp_device_group *group = &job->groups[i];
+        for (uint32_t k = 0; k < group->wave_count; k++) {
+            struct tp_wave *wave = group->waves[k];
+            uint32_t state = atomic_load_explicit(&wave->state, memory_order_acquire);
+            if (state == WAVE_OPEN && close_wave(wave))
+                send_wave(wave);
+            else if (state == WAVE_SENT)
+                query_wave(wave);
+        }
+    }
+}
+
+void tp_device_reset(struct tp_device_job *job) {
+    for (uint32_t i = 0; i < job->group_count; i++) {
+        struct tp_device_group *group = &job->groups[i];
+        for (uint32_t k = 0; k < group->wave_count; k++) {
+            if (group->waves[k] != &failed_wave)
+                let_go(group->waves[k]);
+        }
+        group->wave_count = 0;
+        group->op_count = 0;
+    }
+    job->group_count = 0;
+}
+
+void tp_device_release(struct tp_device_job *job) {
+    for (unsigned i = 0; i < TP_DEVICE_GROUPS; i++) {
+        free(job->groups[i].ops);
+        free(job->groups[i].waves);
+    }
+    memset(job, 0, sizeof(*job));
+}
+
+void tp_device_defer_begin(void) {
+    deferring++;
+}
+
+void tp_device_defer_end(void) {
+    if (deferring == 0 || --deferring > 0)
+        return;
+    int highest = atomic_load(&highest_device);
+    for (int device = 0; device <= highest; device++) {
+        for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
+            struct queue *queue = &queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS];
+            pthread_mutex_lock(&queue->lock);
+            struct tp_wave *wave = queue->open;
+            queue->open = NULL;
+            pthread_mutex_unlock(&queue->lock);
+            if (wave)
+                send_wave(wave);
+        }
+    }
+}
