@@ -68,7 +68,7 @@ def hello(purpose=STATUS_PURPOSE):
     return (struct.pack("<IHH", MAGIC_WIRE, VERSION_WIRE, HELLO) + body).ljust(MESSAGE_BYTES, b"\0")
 
 
-def connect(path, limit_s=2.0):
+def connect(path, limit_s=0.5):
     """Connect to a socket of the directory, whatever its path's length."""
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
     try:
@@ -131,7 +131,7 @@ def until(condition, what, limit_s=10.0):
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what() if callable(what) else what}"
         time.sleep(0.02)
 
 
