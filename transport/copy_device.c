@@ -69,18 +69,16 @@ static void init_queues(void) {
     }
 }
 
-/* ---- waves
- * --------------------------------------------------------------------------------------------------------------
- */
+/* ---- waves ---- */
 
 static struct tp_wave *new_wave(struct queue *queue, struct tp_gpu *gpu) {
     struct tp_wave *wave = calloc(1, sizeof(*wave));
     if (!wave)
         return NULL;
-    size_t bytes = WAVE_OPS * sizeof(*wave->ops);
+    size_t bytes = (size_t)WAVE_OPS * sizeof(*wave->ops);
     wave->queue = queue;
     wave->gpu = gpu;
-    wave->scratch = malloc(WAVE_OPS * 3 * sizeof(*wave->scratch));
+    wave->scratch = malloc((size_t)WAVE_OPS * 3 * sizeof(*wave->scratch));
     wave->event = tp_gpu_event(gpu);
     if (wave->scratch && wave->event)
         wave->ops =
@@ -170,9 +168,7 @@ static void query_wave(struct tp_wave *wave) {
                           memory_order_release);
 }
 
-/* ---- building a job
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- building a job ---- */
 
 /* The group that goes this way; where there is none yet, the next free one, empty but not counted.
  * NULL: none is left. */
@@ -201,7 +197,7 @@ static bool continues(const struct tp_copy_op *op, const void *to, const void *f
 }
 
 static bool reserve_op(struct tp_device_group *group) {
-    if (group->op_count < group->op_room)
+    if (group->ops && group->op_count < group->op_room)
         return true;
     uint32_t room = group->op_room ? group->op_room * 2 : 64;
     struct tp_copy_op *grown = reallocarray(group->ops, room, sizeof(*grown));
@@ -234,9 +230,7 @@ int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool ho
     return 0;
 }
 
-/* ---- handing it to waves
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- handing it to waves ---- */
 
 static bool reserve_wave(struct tp_device_group *group) {
     if (group->wave_count < group->wave_room)
@@ -369,9 +363,7 @@ void tp_device_start(struct tp_device_job *job) {
     }
 }
 
-/* ---- the end
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- the end ---- */
 
 static enum tp_device_state look_group(const struct tp_device_group *group) {
     enum tp_device_state state = group->failed ? TP_DEVICE_FAILED : TP_DEVICE_DONE;

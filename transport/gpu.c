@@ -71,9 +71,7 @@ static void leave(const struct visit *visit) {
     tp_cuda_end(visit->cuda, visit->mode);
 }
 
-/* ---- making one
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- making one ---- */
 
 static bool make_streams(struct tp_gpu *gpu, const struct tp_cuda *cuda) {
     int least = 0;
@@ -267,18 +265,16 @@ tp_cu_event tp_gpu_event(struct tp_gpu *gpu) {
     return event;
 }
 
-/* ---- copying
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- copying ---- */
 
 static tp_cu_result send_kernel(const struct tp_gpu *gpu, const struct tp_cuda *cuda,
                                 const struct tp_copy_op *ops, uint32_t count, tp_cu_stream stream) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++)
         bytes += ops[i].bytes;
-    unsigned blocks = gpu->blocks            ? gpu->blocks
-                      : bytes / count < 4096 ? KERNEL_BLOCKS_TINY
-                                             : KERNEL_BLOCKS;
+    unsigned blocks = gpu->blocks                      ? gpu->blocks
+                      : bytes < UINT64_C(4096) * count ? KERNEL_BLOCKS_TINY
+                                                       : KERNEL_BLOCKS;
     unsigned group = 1; /* copies that a warp takes at a time */
     void *parameters[] = {&ops, &count, &group};
     return cuda->launch(gpu->kernel, blocks, 1, 1, KERNEL_THREADS, 1, 1, 0, stream, parameters,

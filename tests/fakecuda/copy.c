@@ -49,7 +49,7 @@ static CUresult submit(struct fc_call *call, const struct copy_request *request,
                        bool wait) {
     struct fc_stream *stream = fc_stream_get(call, handle);
     bool recorded = false;
-    struct fc_job *job;
+    struct fc_job *job = NULL;
     CUresult result;
 
     if (!stream)
