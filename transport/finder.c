@@ -220,9 +220,10 @@ static enum tp_link_end check_uid(int fd) {
 
 static void store_connect(struct store *store, unsigned index, uint64_t now) {
     char name[64] = "s-";
-    for (unsigned i = 0; i < 16; i++)
-        snprintf(name + 2 + (size_t)2 * i, 3, "%02x", store->instance[i]);
-    strcat(name, ".sock");
+    size_t used = 2;
+    for (unsigned i = 0; i < 16; i++, used += 2)
+        snprintf(name + used, sizeof(name) - used, "%02x", store->instance[i]);
+    snprintf(name + used, sizeof(name) - used, ".sock");
     int fd = tp_wire_connect(finder.dir_fd, name);
     if (fd < 0) {
         store_failed(store, TP_LINK_SILENT, now);

@@ -3,7 +3,11 @@
  * The request splitter under arbitrary requests: whatever is asked for, every byte that is copied
  * lies inside the store's segment and the caller's buffer, and what cannot be is left to Mooncake.
  *
- * With clang: libFuzzer. Otherwise a program that replays the files it is given, or a fixed
+ * With clang, from the top of the tree:
+ *   clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -I. tests/fuzz/fuzz_split.c
+ * tests/unit/fake_store.c transport/[a-z]*.c segment/wire.c env/[a-z]*.c -mavx2 -mavx512f -ljansson
+ * -lnuma -o fuzz && ./fuzz
+ * Elsewhere -DREPLAY gives a program that replays the files of its arguments, or a fixed
  * pseudo-random series.
  *
  * Input: 1 byte of flags, then 21 bytes a request: opcode, handle, source offset (4), target offset
@@ -98,7 +102,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     return 0;
 }
 
-#ifndef TP_LIBFUZZER
+#ifdef REPLAY
 static void replay(const char *path) {
     static uint8_t data[8192];
     FILE *file = fopen(path, "re");
