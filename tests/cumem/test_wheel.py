@@ -98,7 +98,9 @@ class Host:
                            **settings)
 
     def engine(self, program=ENGINE):
-        conf = {"transports": {"shm": {"enable": True, "cumem_socket_dir": str(self.directory)}}}
+        # The double runs no copy kernel of ours.
+        shm = {"enable": True, "cumem_socket_dir": str(self.directory), "copy_engine": "dma"}
+        conf = {"transports": {"shm": shm}}
         return self.python("engine", program, MC_TENT_CONF=json.dumps(conf), PYTHONPATH=str(ROOT / "tests" / "fakecuda"))
 
     def log(self, role):
