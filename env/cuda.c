@@ -114,7 +114,8 @@ bool tp_cuda_has(enum tp_cuda_group group) {
     return tp_cuda(false, NULL) && driver_groups & group;
 }
 
-/* A question that the driver answers without being initialised: with NOT_INITIALIZED (driver 580). */
+/* A question that the driver answers without being initialised: with NOT_INITIALIZED (driver 580).
+ */
 bool tp_cuda_initialised(void) {
     const struct tp_cuda *cuda = tp_cuda(false, NULL);
     unsigned type = 0;
@@ -128,7 +129,8 @@ bool tp_cuda_initialised(void) {
 const char *tp_cuda_error(tp_cu_result result) {
     const struct tp_cuda *cuda = tp_cuda(false, NULL);
     const char *name = NULL;
-    if (cuda && cuda->get_error_name && cuda->get_error_name(result, &name) == TP_CUDA_SUCCESS && name)
+    if (cuda && cuda->get_error_name && cuda->get_error_name(result, &name) == TP_CUDA_SUCCESS &&
+        name)
         return name;
     return "an unknown CUDA error";
 }

@@ -109,8 +109,9 @@ static unsigned long long access_of(int device, uint64_t offset) {
     void *address = NULL;
     cr_assert_eq(tp_peer_route(the_peer(), store.base + offset, 1, &address), TP_ROUTE_OK);
     cr_assert(tp_peer_address_is_cumem(the_peer(), address));
-    cr_assert_eq(DOUBLE(int, "cuMemGetAccess", (unsigned long long *, const struct tp_cu_location *,
-                                                uint64_t))(&flags, &location, (uintptr_t)address),
+    cr_assert_eq(DOUBLE(int, "cuMemGetAccess",
+                        (unsigned long long *, const struct tp_cu_location *, uint64_t))(
+                     &flags, &location, (uintptr_t)address),
                  0);
     return flags;
 }
