@@ -237,7 +237,6 @@ static void parse_store_dirs(const struct tp_parse *parse, const char *cumem_dir
         store->kind = TP_SEGMENT_CUMEM;
         tp_parse_directory(parse->config, TP_STORE_HALF, "MC_STORE_CUMEM_SOCKET_DIR", cumem_dir,
                            store->socket_dir);
-        tp_parse_inactive(parse->config, "MC_STORE_CUMEM_SOCKET_DIR");
         return;
     }
     if (segment_dir && !strcmp(segment_dir, "memfd")) {

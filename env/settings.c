@@ -13,7 +13,7 @@ const struct tp_setting tp_settings[] = {
      "Store: segments are CUDA host memory on every NUMA node, served from a socket in that "
      "directory. Not together with "
      "MC_STORE_SHM_SEGMENT_DIR.",
-     false},
+     true},
     {"MC_STORE_CUMEM_NUMA_NODES", "NUMA nodes with memory, such as 0,1 or 0-3", "all of them",
      "Store: the nodes over which segments are spread, in that order.", true},
     {"MC_STORE_CUMEM_PIECE_BYTES", "bytes above 0, also with K, M, G or T (powers of 1024)", "2G",
