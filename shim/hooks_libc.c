@@ -13,6 +13,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,6 +35,9 @@ static _Atomic(void *) next_free, next_munmap;
  * original is remembered here: pthread_t, 0 for none.
  */
 static _Atomic pthread_t looking;
+
+/* A small allocation whose free() is being waited for: see arrives. */
+static _Atomic(void *) probe;
 
 /*
  * The original, found on the first call, which comes before the program has threads. NULL for calls
@@ -80,6 +84,9 @@ void tp_hook_free(void *address) {
     if (!address || tp_segment_free(address)) {
         return;
     }
+    if (address == atomic_load_explicit(&probe, memory_order_relaxed)) {
+        atomic_store(&probe, NULL);
+    }
     memcpy(&real, &symbol, sizeof(real));
     if (real) {
         real(address);
@@ -99,21 +106,26 @@ int tp_hook_munmap(void *address, size_t bytes) {
     return real ? real(address, bytes) : (int)syscall(SYS_munmap, address, bytes);
 }
 
+/* Is a call of `release`, the program's own free(), ours? Tried rather than compared: in a program that is not
+ * position-independent the address of a library's function is that of the program's jump to it. */
+static bool arrives(tp_real_free release) {
+    void *memory = malloc(1);
+
+    atomic_store(&probe, memory);
+    release(memory);
+    return memory && !atomic_exchange(&probe, NULL);
+}
+
 bool tp_libc_hooks_reached(void) {
-    Dl_info ours;
-    Dl_info first;
+    Dl_info first = {0};
+    tp_real_free release = NULL;
     void *symbol = dlsym(RTLD_DEFAULT, "free");
 
-    /* Compared by object: the address of our own function is that of the first one in link order,
-     * too. */
-    if (!symbol || !dladdr(&looking, &ours) || !dladdr(symbol, &first)) {
-        tp_log(TP_LOG_ERROR, "the program's free() could not be found: a segment of CUDA host "
-                             "memory could not be given back");
-        return false;
-    }
-    if (ours.dli_fbase == first.dli_fbase) {
+    memcpy(&release, &symbol, sizeof(release));
+    if (release && arrives(release)) {
         return true;
     }
+    (void)dladdr(symbol, &first);
     tp_log(
         TP_LOG_ERROR,
         "free() is that of %s, which comes before Tidepool, and would be given segments that are "
