@@ -651,7 +651,8 @@ class Side:
     def a_call(self, shape):
         if self.name != "stock":
             return shape.keys
-        return max(1, STOCK_BUFFERS_A_CALL // len(shape.parts) // shape.readers)
+        at_once = STOCK_BUFFERS_A_CALL if shape.readers == 1 else STOCK_BUFFERS_A_CALL // (4 * shape.readers)
+        return max(1, at_once // len(shape.parts))
 
     def prepare(self, shape):
         if self.name == "stock":
