@@ -217,11 +217,12 @@ class Worker:
                 import torch
 
                 if not torch.cuda.is_available():
-                    raise ImportError
+                    raise RuntimeError("torch sees no GPU")
                 torch.zeros(1, device="cuda")
                 torch.cuda.synchronize()
                 self.torch, self.kind = torch, "torch " + torch.__version__
-            except ImportError:
+            except Exception as error:
+                print(f"torch is not used: {error!r}", file=sys.stderr)
                 self.driver, self.kind = Driver(), "libcuda"
                 self.driver.use()
         name = self.torch.cuda.get_device_name(0) if self.torch else self.kind
@@ -882,7 +883,13 @@ def run(options, folder, report):
     sides, failed = {}, 0
     try:
         for name in names:
-            sides[name] = Side(name, options, folder, wheel)
+            try:
+                sides[name] = Side(name, options, folder, wheel)
+            except Failure as error:
+                if name == "tidepool":
+                    raise
+                failed += 1
+                print(f"gpu_bench: goes on without {name}: {error}", flush=True)
         report.update(sides["tidepool"].hello, wheel=wheel, cores=len(os.sched_getaffinity(0)))
         print(f"gpu_bench: {report['device']}, {report['kind']}, {report['cores']} cores; {wheel}\n"
               f"GB/s, medians of {options.pairs} rounds\n{'shape':8} {'':3}  {'stock':>7} {'tidepool':>9} {'ratio':>8} "
