@@ -441,3 +441,11 @@ static void reap_batch(struct tp_batch *batch) {
 void tp_batch_reap(void) {
     tp_shard_visit(reap_batch);
 }
+
+void tp_gather_begin(void) {
+    tp_device_defer_begin();
+}
+
+void tp_gather_end(void) {
+    tp_device_defer_end();
+}
