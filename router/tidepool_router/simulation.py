@@ -239,14 +239,10 @@ class Simulation:
         cached = min(cache.cached_blocks(turn.hash_ids) * BLOCK, turn.input_length - 1)
         if index:
             earlier = c.turns[index - 1]
-            stayed = min(_common(earlier, turn) * BLOCK, turn.input_length - 1)
+            stayed = min(common_blocks(earlier, turn) * BLOCK, turn.input_length - 1)
         else:
             stayed = cached
-        ids = turn.hash_ids
-        if index + 1 < len(c.turns):
-            following = c.turns[index + 1]
-            ids = following.hash_ids[:_common(turn, following)] + ids[_common(turn, following):]
-        cache.add(ids)
+        cache.add(kept_blocks(c, index))
         prefill = turn.input_length - cached
         begin = max(now, self.free_at[node])
         self.free_at[node] = begin + prefill / self.model.prefill_rate
@@ -283,7 +279,7 @@ class Simulation:
         self.home[key] = self.node_of[key] = node
 
 
-def _common(earlier, turn):
+def common_blocks(earlier, turn):
     """Blocks of turn that a node holds which has answered the turn before: its input and its output."""
     blocks = min((earlier.input_length + earlier.output_length) // BLOCK, len(turn.hash_ids))
     # What the user took back or edited is no common prefix.
@@ -296,3 +292,13 @@ def _common(earlier, turn):
         else:
             high = middle - 1
     return low if low < len(theirs) - 1 else blocks
+
+
+def kept_blocks(c, index):
+    """Blocks that a node holds after it has answered: the turn's own, with those of the answer under the ids that the next turn
+    gives them."""
+    turn = c.turns[index]
+    if index + 1 == len(c.turns):
+        return turn.hash_ids
+    shared = common_blocks(turn, c.turns[index + 1])
+    return c.turns[index + 1].hash_ids[:shared] + turn.hash_ids[shared:]
