@@ -4,6 +4,8 @@
 -- The homes (and the sizes) live in stick tables, so they are shared with other routers and outlive a reload; here are
 -- only sums. An action adds what it decides to the sums at once; a task counts the tables anew, which brings in what other
 -- routers decided, what expired, and requests that failed. With an engine's metric the sums are the metric instead.
+--
+-- For requests in flight the configuration decides alone, and of this only await_home is used (with --router).
 
 local options = os.getenv("TIDEPOOL_ROUTER") or error("TIDEPOOL_ROUTER is not set: load this from a configuration made by router/generate")
 local load_kind, hundredths, sync_ms, source, metric, factor, explain, node_list = table.unpack((function()
@@ -20,8 +22,9 @@ for name, id, address in node_list:gmatch("([^,=]+)=(%d+)=([^,]+)") do
   nodes[#nodes + 1], by_id[node.id], by_name[name] = node, node, node
 end
 
-local SYNC_SHARE = 50           -- counting may take 1/50 of one thread's time
+local SYNC_SHARE = 20           -- counting may take 1/20 of one thread's time
 local USABLE_FOR = 0.02         -- seconds; states of nodes are asked again after this
+local LEARNING_TIME = 2         -- seconds from the worker's start in which homes may still arrive from the one before
 local next_tie = 0
 local usable_at = -1
 
@@ -29,6 +32,19 @@ local function now()
   local t = core.now()
   return t.sec + t.usec / 1e6
 end
+
+local started = math.huge
+core.register_init(function() started = now() end)
+
+-- A conversation without a home may be one that the former worker knows: wait until it has told, while it may.
+core.register_action("await_home", {"http-req"}, function(txn)
+  local table_name = load_kind == "requests" and "nodes" or "homes"
+  while now() - started < LEARNING_TIME do
+    local entry = core.backends[table_name].stktable:lookup(txn:get_var("txn.key"))
+    if entry and (entry.server_id or entry.gpt0 or 0) ~= 0 then return end
+    core.msleep(20)
+  end
+end, 0)
 
 -- The same two questions as the configuration asks for requests in flight. The name stands alone on purpose: of
 -- "backend/server" the proxy overwrites the slash inside Lua's own copy of the string, and the next call finds no server.
@@ -170,6 +186,8 @@ local function keep_asking(node)
     core.msleep(sync_ms)
   end
 end
+
+if load_kind == "requests" then return end
 
 if source == "metric" then
   for _, node in ipairs(nodes) do core.register_task(function() keep_asking(node) end) end

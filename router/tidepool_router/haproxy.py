@@ -27,7 +27,7 @@ def _global(s):
         lines.append(f'  stats socket {s.socket} mode 600 level admin')
     if s.routers:
         lines.append(f'  localpeer {s.self_name or s.routers[0][0]}')
-    if s.uses_lua:
+    if s.uses_lua or s.routers:
         nodes = ','.join(f'{node.name}={node.id}={node.address}' for node in s.nodes)
         source = s.tokens.kind if s.load == 'tokens' else '-'
         # 2.6 hands no arguments to lua-load.
@@ -91,12 +91,21 @@ def _messages_rules(unset):
     return lines
 
 
+def _home_rules(s, lookup):
+    rule = f'  http-request set-var(txn.home) var(txn.key),{lookup} if {{ var(txn.key) -m found }}'
+    if not s.routers:
+        return [rule]
+    # A worker that has just replaced another serves before it has been told the homes.
+    unknown = '{ var(txn.key) -m found } !{ var(txn.home) -m int gt 0 }'
+    return [rule, f'  http-request lua.await_home if {unknown}', f'{rule} !{{ var(txn.home) -m int gt 0 }}']
+
+
 def _requests_policy(s):
     """Requests in flight: srv_conn counts them, the configuration does the arithmetic."""
     hundredths = threshold_in_hundredths(s.threshold)
-    lines = ['  http-request set-var(txn.home) var(txn.key),table_server_id(nodes) if { var(txn.key) -m found }',
-             '  http-request set-var(txn.n) nbsrv(nodes)',
-             '  http-request set-var(txn.total) int(0)']
+    lines = _home_rules(s, 'table_server_id(nodes)')
+    lines += ['  http-request set-var(txn.n) nbsrv(nodes)',
+              '  http-request set-var(txn.total) int(0)']
     for node in s.nodes:
         lines.append(f'  http-request set-var(txn.total) srv_conn(nodes/{node.name}),add(txn.total) if {_usable(node)}')
     lines += [f'  http-request set-var(txn.limit) var(txn.total),mul({hundredths})',
@@ -125,7 +134,7 @@ def _requests_policy(s):
 
 def _lua_policy(s):
     """Open conversations or tokens: the action decides, the configuration remembers the home and sends the request there."""
-    lines = ['  http-request set-var(txn.home) var(txn.key),table_gpt0(homes) if { var(txn.key) -m found }']
+    lines = _home_rules(s, 'table_gpt0(homes)')
     if s.load == 'tokens':
         size = f'req.fhdr({s.tokens.name})' if s.tokens.kind == 'header' else 'req.body_size'
         lines.append(f'  http-request set-var(txn.size) {size}')
@@ -184,7 +193,8 @@ def generate(s):
               '  http-request use-service prometheus-exporter if { path /metrics/proxy }',
               f'  http-request return status 200 content-type "text/plain; version=0.0.4" lf-string "{_metrics_page(s)}" if {{ path /metrics }}',
               '  http-request return status 404', '']
-    lines += ['frontend conversations', f'  bind {s.listen}', '  default_backend nodes', '']
+    lines += ['frontend conversations', f'  bind {s.listen}']
+    lines += ['  default_backend nodes', '']
     lines += ['backend nodes', '  balance leastconn']
     if not s.uses_lua:
         lines.append(f'  stick-table {own_table}')

@@ -25,13 +25,12 @@ def free_ports(count):
 
 
 class Proxy:
-    def __init__(self, nodes, *options, listen=0, metrics=0, routers=None, self_name='', edit=None):
-        """nodes: {name: port}. edit changes the configuration's text, to break it on purpose."""
+    def __init__(self, nodes, *options, routers=None, self_name='', edit=None):
+        """nodes: {name: port}. Without routers there is nobody to learn homes from, and no wait for it. edit changes the configuration's text, to break it on purpose."""
         self.directory = tempfile.TemporaryDirectory(prefix='tidepool-router-')
-        ports = free_ports(3)
-        self.port, self.metrics_port = listen or ports[0], metrics or ports[1]
-        self.routers = routers or {'r1': ports[2]}
-        self.self_name = self_name or next(iter(self.routers))
+        self.port, self.metrics_port = free_ports(2)
+        self.routers = routers or {}
+        self.self_name = self_name or next(iter(self.routers), '')
         self.config = os.path.join(self.directory.name, 'haproxy.cfg')
         self.log = os.path.join(self.directory.name, 'log')
         self.socket = os.path.join(self.directory.name, 'admin')
@@ -41,7 +40,9 @@ class Proxy:
     def configure(self, nodes):
         command = [sys.executable, os.path.join(ROUTER, 'generate'), '--listen', f'127.0.0.1:{self.port}',
                    '--metrics', f'127.0.0.1:{self.metrics_port}', '--socket', self.socket, '--output', self.config,
-                   '--self', self.self_name, '--explain', '--max-connections', '2000', *self.options]
+                   '--explain', '--max-connections', '2000', *self.options]
+        if self.self_name:
+            command += ['--self', self.self_name]
         for name, port in self.routers.items():
             command += ['--router', f'{name}=127.0.0.1:{port}']
         for name, port in nodes.items():
@@ -83,6 +84,12 @@ class Proxy:
         before = self.worker()
         self.process.send_signal(signal.SIGUSR2)
         self.wait_until(lambda: self.worker() not in (None, before), 'start a new worker')
+
+    def in_step(self):
+        """Whether this worker has all that it could learn at its start. One that has not hands nothing on when it is reloaded;
+        alone, it takes the proxy ten seconds to conclude that there is nobody to learn from."""
+        flags = re.search(r'id=routers .*?flags=0x([0-9a-f]+)', self.admin('show peers'))
+        return bool(flags) and int(flags[1], 16) & 3 == 3
 
     def worker(self):
         try:
