@@ -58,7 +58,11 @@ class Engine:
                             f'vllm:num_requests_running{{model_name="m"}} {float(self.running)}\n').encode()
                     writer.write(f'HTTP/1.1 {self.metrics_status} x\r\ncontent-length: {len(text)}\r\n\r\n'.encode() + text)
                 else:
-                    await self._generate(json.loads(body or b'{}'), headers, writer)
+                    try:
+                        request = json.loads(body)
+                    except ValueError:
+                        request = {}
+                    await self._generate(request, headers, writer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
             pass

@@ -59,14 +59,16 @@ def _defaults(s):
 def _key_rules(s):
     lines = ['  # The conversation: the first of the keys that the request has, as a digest of fixed length.']
     if s.reads_body:
-        lines.append('  http-request wait-for-body time 10s if METH_POST')
+        lines += ['  http-request wait-for-body time 10s if METH_POST',
+                  '  # json_query reads no \\u escapes beyond ASCII; what they say does not matter, only that it is always the same.',
+                  r"""  http-request set-var(txn.body) 'req.body,regsub("\\\\\\\\","//",g),regsub("\\\\u","/u",g)'"""]
     for key in s.keys:
         unset = '!{ var(txn.key) -m found }'
         if key.kind == 'messages':
             lines += _messages_rules(unset)
             continue
         fetch = {'header': f'req.fhdr({key.name})', 'cookie': f'req.cook({key.name})',
-                 'body': f"req.body,json_query('{key.name}')"}[key.kind]
+                 'body': f"var(txn.body),json_query('{key.name}')"}[key.kind]
         # Another kind of key with the same text is another conversation.
         lines.append(f'  http-request set-var(txn.key) {fetch},sha1,hex if {unset} {{ {fetch} -m len gt 0 }}')
     return lines
@@ -77,13 +79,13 @@ def _messages_rules(unset):
     def texts(index, variable, condition):
         content = f'$.messages[{index}].content'
         # Content in parts: the first text among the first two (a picture may come before it).
-        return [f"  http-request set-var(txn.{variable}) req.body,json_query('{path}'),sha1,hex "
+        return [f"  http-request set-var(txn.{variable}) var(txn.body),json_query('{path}'),sha1,hex "
                 f"if {unset} !{{ var(txn.{variable}) -m found }}{condition}"
                 for path in (content, f'{content}[0].text', f'{content}[1].text')]
     lines = texts(0, 'lead', '')
     for index in range(LEADING_MESSAGES):
-        lines += texts(index, 'opening', f" {{ req.body,json_query('$.messages[{index}].role') -m str user }}")
-    lines += ["  http-request set-var(txn.user) req.body,json_query('$.user'),sha1,hex if " + unset + ' { var(txn.opening) -m found }',
+        lines += texts(index, 'opening', f" {{ var(txn.body),json_query('$.messages[{index}].role') -m str user }}")
+    lines += ["  http-request set-var(txn.user) var(txn.body),json_query('$.user'),sha1,hex if " + unset + ' { var(txn.opening) -m found }',
               # A system prompt with no user's message after it names no conversation.
               f'  http-request set-var-fmt(txn.leading) "%[var(txn.user)] %[var(txn.lead)] %[var(txn.opening)]" if {unset} '
               '{ var(txn.opening) -m found }',
