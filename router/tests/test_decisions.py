@@ -36,6 +36,11 @@ BROKEN = {
 }
 
 
+def test_a_broken_threshold_in_the_lua_action_is_noticed():
+    with pytest.raises(Mismatch):
+        asyncio.run(step_through('tokens', 1.5, 6, 1500, 6, edit=lambda text: text.replace('"tokens 150 ', '"tokens 400 ')))
+
+
 @pytest.mark.parametrize('how', BROKEN)
 def test_a_broken_policy_is_noticed(how):
     with pytest.raises(Mismatch):

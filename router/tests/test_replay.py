@@ -29,11 +29,11 @@ def load_bench():
 bench = load_bench()
 
 
-@pytest.mark.parametrize('load, threshold, nodes, per_node, mean_turns', [
-    ('requests', 2.0, 6, 8, 0), ('tokens', 1.25, 4, 2, 4)])
-def test_proxy_and_simulation_agree(load, threshold, nodes, per_node, mean_turns):
+@pytest.mark.parametrize('load, threshold, nodes, per_node, parameters', [
+    ('requests', 2.0, 6, 8, Parameters()), ('tokens', 1.1, 6, 8, Parameters(turns=4, think_scale=.25))])
+def test_proxy_and_simulation_agree(load, threshold, nodes, per_node, parameters):
     model = Model(nodes, threshold, load, open_for=1e9 if load == 'tokens' else 0)
-    conversations, start, end = bench.workload(nodes, per_node, 1200, 1, Parameters(turns=mean_turns), model)
+    conversations, start, end = bench.workload(nodes, per_node, 1200, 1, parameters, model)
     # The replay takes this many seconds, whatever the workload's length.
     speed = (end + 400) / 11
     observed, counted = asyncio.run(bench.through_proxy(load, threshold, nodes, conversations, speed, start, end, progress=False))

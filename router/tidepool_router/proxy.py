@@ -25,7 +25,7 @@ def free_ports(count):
 
 
 class Proxy:
-    def __init__(self, nodes, *options, routers=None, self_name='', edit=None):
+    def __init__(self, nodes, *options, routers=None, self_name='', edit=None, explain=True):
         """nodes: {name: port}. Without routers there is nobody to learn homes from, and no wait for it. edit changes the configuration's text, to break it on purpose."""
         self.directory = tempfile.TemporaryDirectory(prefix='tidepool-router-')
         self.port, self.metrics_port = free_ports(2)
@@ -34,13 +34,13 @@ class Proxy:
         self.config = os.path.join(self.directory.name, 'haproxy.cfg')
         self.log = os.path.join(self.directory.name, 'log')
         self.socket = os.path.join(self.directory.name, 'admin')
-        self.options, self.edit, self.process = options, edit, None
+        self.options, self.edit, self.process = (*options, *(('--explain',) if explain else ())), edit, None
         self.configure(nodes)
 
     def configure(self, nodes):
         command = [sys.executable, os.path.join(ROUTER, 'generate'), '--listen', f'127.0.0.1:{self.port}',
                    '--metrics', f'127.0.0.1:{self.metrics_port}', '--socket', self.socket, '--output', self.config,
-                   '--explain', '--max-connections', '2000', *self.options]
+                   '--max-connections', '2000', *self.options]
         if self.self_name:
             command += ['--self', self.self_name]
         for name, port in self.routers.items():
