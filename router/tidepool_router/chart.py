@@ -38,9 +38,10 @@ def curves(results, per_node, title, path):
         axis.grid(True, which='major', alpha=.3)
     axes[1].axhline(.001, color='black', linewidth=.8, linestyle='--')
     axes[1].text(per_node[-1], .00108, '0.1%', ha='right', va='bottom', fontsize=8)
-    axes[0].legend(title='load is', fontsize=8, title_fontsize=8, loc='lower left', bbox_to_anchor=(.02, .1))
     figure.suptitle(title, fontsize=11)
-    figure.tight_layout()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, ['load: ' + label for label in labels], loc='lower center', ncol=4, fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, .05, 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
