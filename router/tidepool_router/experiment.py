@@ -97,7 +97,8 @@ def rate_text(figures, name):
     """A rate per later turn. Never seen is not zero: 3 / turns is the 95% bound then."""
     mean, half = interval([f[name] for f in figures])
     if mean == 0:
-        turns = sum(f['later_turns'] for f in figures)
+        counts = [f['later_turns'] for f in figures]
+        turns = sum(counts) if len(set(counts)) > 1 else counts[0]      # one trace replayed with several seeds is one sample
         return f'0 (<{3 / turns:.4%})' if turns else '-'
     return f'{mean:.3%} +-{half:.3%}'
 
