@@ -89,8 +89,7 @@ def test_round_robin_prefills_each_turn_again():
 def test_a_move_costs_one_cold_prefill_and_then_stays():
     record = []
     simulation = Simulation(Model(nodes=4, load='requests'), 'threshold', random.Random(1), record)
-    # Nine long answers keep the other conversation's home over twice the average when it comes back.
-    simulation.ring = None
+    # Three long answers keep the first conversation's home over twice the average when it comes back.
     home = {'node': None}
     choose = simulation._choose
 
@@ -128,7 +127,7 @@ def test_the_cache_forgets_the_least_recent_prefix_from_its_end():
     cache.add([1, 2, 3, 4])
     cache.add([5, 6, 7, 8])
     assert cache.cached_blocks([5, 6, 7, 8]) == 4 and cache.cached_blocks([1, 2, 3, 4]) == 2
-    assert common_blocks(Turn(0, 1024, 1, [1, 2]), Turn(0, 1536, 1, [1, 9, 3])) in (1, 2)
+    assert common_blocks(Turn(0, 1024, 1, [1, 2]), Turn(0, 1536, 1, [1, 9, 3])) == 2      # the last block was partial: its id says nothing
 
 
 def test_the_policies_differ_as_they_must():
