@@ -41,6 +41,8 @@ class Proxy:
         command = [sys.executable, os.path.join(ROUTER, 'generate'), '--listen', f'127.0.0.1:{self.port}',
                    '--metrics', f'127.0.0.1:{self.metrics_port}', '--socket', self.socket, '--output', self.config,
                    '--max-connections', '2000', *self.options]
+        if '--check-interval' not in self.options:     # also a check's timeout: a busy machine is no dead node
+            command += ['--check-interval', '10s']
         if self.self_name:
             command += ['--self', self.self_name]
         for name, port in self.routers.items():
