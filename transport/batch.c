@@ -93,7 +93,7 @@ static enum tp_counter memory_reason(struct plan *plan, const struct tp_request 
         *ret_device = ON_HOST;
         return LOCAL;
     case TP_MEMORY_DEVICE:
-        if (tp_config()->engine.device_copy && tp_peer_device_access(plan->peer, *ret_device))
+        if (tp_config()->engine.device_copy)
             return LOCAL;
         break;
     case TP_MEMORY_UNKNOWN:
@@ -143,6 +143,9 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
     case TP_ROUTE_NOT_IMPORTED:
         return TP_FALLBACK_NOT_IMPORTED;
     }
+    /* Asked after the route: a segment that was mapped meanwhile is then seen by both. */
+    if (device != ON_HOST && !tp_peer_device_access(plan->peer, device))
+        return TP_FALLBACK_NOT_IMPORTED;
     /* The copies may run in any order and direction. A process that is its own store has the memory
      * at two addresses. */
     uintptr_t source = (uintptr_t)request->source;
