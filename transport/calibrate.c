@@ -25,7 +25,8 @@
 #define OPS (BYTES / CHUNK)
 #define ROUNDS 3
 #define LIMIT_NS UINT64_C(150000000)
-#define PARTS 4 /* sent one behind the other, as waves are: the next is prepared while one is copied */
+#define PARTS                                                                                      \
+    4 /* sent one behind the other, as waves are: the next is prepared while one is copied */
 #define AS_FAST 0.98
 
 struct bench {

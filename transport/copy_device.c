@@ -24,8 +24,8 @@
 
 /*
  * A wave is sent when it holds this much: soon when the link is idle, later when it has work, since
- * larger waves are faster. On an H200, 1 GiB in waves of 4, 8, 16 and 32 MiB, GB/s: copy engines 53,
- * 54, 55 and 55 (64 KiB copies and larger), kernel 49, 50, 51 and 51.
+ * larger waves are faster. On an H200, 1 GiB in waves of 4, 8, 16 and 32 MiB, GB/s: copy engines
+ * 53, 54, 55 and 55 (64 KiB copies and larger), kernel 49, 50, 51 and 51.
  */
 #define FIRST_WAVE_BYTES ((uint64_t)4 << 20)
 #define WAVE_BYTES ((uint64_t)16 << 20)
@@ -179,9 +179,9 @@ static void query_wave(struct tp_wave *wave) {
     /* Another thread may have seen the end as well: it is counted once. */
     uint32_t sent = WAVE_SENT;
     struct queue *queue = wave->queue;
-    if (atomic_compare_exchange_strong_explicit(
-            &wave->state, &sent, result == TP_CUDA_SUCCESS ? WAVE_DONE : WAVE_FAILED,
-            memory_order_release, memory_order_relaxed))
+    if (atomic_compare_exchange_strong_explicit(&wave->state, &sent,
+                                                result == TP_CUDA_SUCCESS ? WAVE_DONE : WAVE_FAILED,
+                                                memory_order_release, memory_order_relaxed))
         atomic_fetch_sub_explicit(&queue->under_way, 1, memory_order_relaxed);
 }
 
