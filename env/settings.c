@@ -13,7 +13,7 @@ const struct tp_setting tp_settings[] = {
      "Store: segments are CUDA host memory on every NUMA node, served from a socket in that "
      "directory. Not together with "
      "MC_STORE_SHM_SEGMENT_DIR.",
-     false},
+     true},
     {"MC_STORE_CUMEM_NUMA_NODES", "NUMA nodes with memory, such as 0,1 or 0-3", "all of them",
      "Store: the nodes over which segments are spread, in that order.", true},
     {"MC_STORE_CUMEM_PIECE_BYTES", "bytes above 0, also with K, M, G or T (powers of 1024)", "2G",
@@ -50,8 +50,8 @@ const struct tp_setting tp_settings[] = {
     {"transports.shm.kernel_blocks", "0 to 1024; 0: calibrated", "0",
      "Engine: thread blocks of the copy kernel.", true},
     {"MC_STORE_BATCHED_GET", "0 or 1", "0",
-     "Engine: one BatchGet moves all its memory replicas of a segment at once.", false},
-    {"MC_STORE_BATCHED_PUT", "0 or 1", "0", "Engine: the same for BatchPut.", false},
+     "Engine: one BatchGet moves all its memory replicas of a segment at once.", true},
+    {"MC_STORE_BATCHED_PUT", "0 or 1", "0", "Engine: the same for BatchPut.", true},
     {"TIDEPOOL_COPY_THREADS", "0 to 64; 0: sized to the machine", "0",
      "Engine: threads that copy host memory.", true},
     {"MC_TENT_MACHINE_ID", "boot_id", "not set: boot_id and /etc/machine-id",
