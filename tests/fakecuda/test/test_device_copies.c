@@ -30,6 +30,8 @@ static void check_random(const char *settings, bool mapped) {
     cr_assert_eq(before, after);
     cr_assert_eq(DRIVER(fakecuda_contexts)(), 1);
     tp_device_release(&job);
+    if (!mapped)
+        free(host);
     no_violation();
 }
 
@@ -86,6 +88,7 @@ static void check_large(const char *settings) {
     cr_assert_eq(finish(&job), TP_DEVICE_DONE);
     cr_assert_eq(memcmp(host, want, piece * 10000), 0);
     tp_device_reset(&job);
+    free(want);
     tp_device_release(&job);
     no_violation();
 }
@@ -119,6 +122,7 @@ Test(device_copies, two_gpus_and_ranges_of_several_mappings, .timeout = 60) {
         copies[i & 1].to_device = i & 2;
         cr_assert_eq(run_random(&copies[i & 1], &job, &seed), TP_DEVICE_DONE);
     }
+    tp_device_release(&job);
     no_violation();
 }
 
@@ -232,6 +236,8 @@ Test(device_copies, deferred_submits_gather, .timeout = 60) {
     tp_device_defer_end();
     cr_assert_eq(finish(&a.job), TP_DEVICE_DONE);
     cr_assert_eq(finish(&b.job), TP_DEVICE_DONE);
+    tp_device_release(&a.job);
+    tp_device_release(&b.job);
     no_violation();
 }
 
@@ -261,6 +267,7 @@ Test(device_copies, a_capture_of_another_thread_stays_valid, .timeout = 60) {
     pthread_join(other, NULL);
     cr_assert_eq(DRIVER(cuStreamEndCapture)(stream, &graph), CUDA_SUCCESS);
     cr_assert_not_null(graph);
+    tp_device_release(&copy.job);
     no_violation();
 }
 
@@ -291,6 +298,7 @@ static enum tp_device_state fail(const char *settings, const char *rule, bool *r
         cr_assert_eq(run_random(&copies, &job, &seed), TP_DEVICE_DONE);
     DRIVER(cuCtxGetCurrent)(&after);
     cr_assert_eq(before, after);
+    tp_device_release(&job);
     no_violation();
     return state;
 }
@@ -365,6 +373,7 @@ static void fail_making(const char *rule, bool usable) {
         cr_assert_eq(DRIVER(cuDevicePrimaryCtxRelease_v2)(0), CUDA_SUCCESS);
         cr_assert_eq(DRIVER(fakecuda_contexts)(), 0, "nothing holds the context");
     }
+    tp_device_release(&job);
     no_violation();
 }
 
