@@ -236,6 +236,8 @@ Test(device_copies, deferred_submits_gather, .timeout = 60) {
     tp_device_defer_end();
     cr_assert_eq(finish(&a.job), TP_DEVICE_DONE);
     cr_assert_eq(finish(&b.job), TP_DEVICE_DONE);
+    tp_device_reset(&a.job);
+    tp_device_reset(&b.job);
     tp_device_release(&a.job);
     tp_device_release(&b.job);
     no_violation();
