@@ -239,12 +239,13 @@ static int64_t make_piece(void *arg, uint64_t number) {
     tp_cuda_end(build->cuda, mode);
     if (result == TP_CUDA_SUCCESS)
         return (int64_t)bytes;
-    tp_log_once(
-        &build->said, TP_LOG_ERROR,
-        "cannot make piece %" PRIu32 " of %" PRIu32 " (%" PRIu64
-        " MiB of CUDA host memory on NUMA node %d): %s: %s; make the segment smaller or free "
-        "memory there",
-        index, pieces->count, bytes >> 20, node, call, tp_cuda_error(result));
+    tp_log_once(&build->said, TP_LOG_ERROR,
+                "cannot make piece %" PRIu32 " of %" PRIu32 " (%" PRIu64
+                " MiB of CUDA host memory on NUMA node %d): %s: %s%s",
+                index, pieces->count, bytes >> 20, node, call, tp_cuda_error(result),
+                result == TP_CUDA_ERROR_OUT_OF_MEMORY
+                    ? "; make the segment smaller or free memory there"
+                    : "");
     return -ENOMEM;
 }
 

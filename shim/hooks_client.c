@@ -43,6 +43,9 @@ static void end(const bool *open) {
     }
 }
 
+/* Ends with the scope, by return or by an exception: a function cannot do that. */
+#define BRACKET(get) bool open __attribute__((cleanup(end), unused)) = begin(get)
+
 /* Without an original (the caller would not have linked) the answer is an empty vector: callers
  * check its size. */
 static struct cxx_vector *nothing(struct cxx_vector *ret) {
@@ -54,7 +57,7 @@ struct cxx_vector *tp_hook_client_get(struct cxx_vector *ret, void *self,
                                       const struct cxx_vector *keys, void *slices) {
     tp_real_client_get real =
         (tp_real_client_get)tp_next(TP_HOOK_client_get, tp_module_of(CALLER()));
-    __attribute__((cleanup(end))) bool open = begin(true);
+    BRACKET(true);
 
     return real ? real(ret, self, keys, slices) : nothing(ret);
 }
@@ -64,7 +67,7 @@ struct cxx_vector *tp_hook_client_get_replicas(struct cxx_vector *ret, void *sel
                                                const struct cxx_vector *replicas, void *slices) {
     tp_real_client_get_replicas real =
         (tp_real_client_get_replicas)tp_next(TP_HOOK_client_get_replicas, tp_module_of(CALLER()));
-    __attribute__((cleanup(end))) bool open = begin(true);
+    BRACKET(true);
 
     return real ? real(ret, self, keys, replicas, slices) : nothing(ret);
 }
@@ -75,7 +78,7 @@ struct cxx_vector *tp_hook_client_get_queried(struct cxx_vector *ret, void *self
                                               bool same_node) {
     tp_real_client_get_queried real =
         (tp_real_client_get_queried)tp_next(TP_HOOK_client_get_queried, tp_module_of(CALLER()));
-    __attribute__((cleanup(end))) bool open = begin(true);
+    BRACKET(true);
 
     return real ? real(ret, self, keys, queried, slices, same_node) : nothing(ret);
 }
@@ -85,7 +88,7 @@ struct cxx_vector *tp_hook_client_put(struct cxx_vector *ret, void *self,
                                       const void *replication) {
     tp_real_client_put real =
         (tp_real_client_put)tp_next(TP_HOOK_client_put, tp_module_of(CALLER()));
-    __attribute__((cleanup(end))) bool open = begin(false);
+    BRACKET(false);
 
     return real ? real(ret, self, keys, slices, replication) : nothing(ret);
 }
@@ -96,7 +99,7 @@ struct cxx_vector *tp_hook_client_put_staged(struct cxx_vector *ret, void *self,
                                              const void *stager) {
     tp_real_client_put_staged real =
         (tp_real_client_put_staged)tp_next(TP_HOOK_client_put_staged, tp_module_of(CALLER()));
-    __attribute__((cleanup(end))) bool open = begin(false);
+    BRACKET(false);
 
     return real ? real(ret, self, keys, slices, replication, stager) : nothing(ret);
 }
@@ -106,7 +109,7 @@ struct cxx_vector *tp_hook_client_put_flag(struct cxx_vector *ret, void *self,
                                            const void *replication, const void *stager, bool flag) {
     tp_real_client_put_flag real =
         (tp_real_client_put_flag)tp_next(TP_HOOK_client_put_flag, tp_module_of(CALLER()));
-    __attribute__((cleanup(end))) bool open = begin(false);
+    BRACKET(false);
 
     return real ? real(ret, self, keys, slices, replication, stager, flag) : nothing(ret);
 }

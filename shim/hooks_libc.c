@@ -106,8 +106,9 @@ int tp_hook_munmap(void *address, size_t bytes) {
     return real ? real(address, bytes) : (int)syscall(SYS_munmap, address, bytes);
 }
 
-/* Is a call of `release`, the program's own free(), ours? Tried rather than compared: in a program that is not
- * position-independent the address of a library's function is that of the program's jump to it. */
+/* Is a call of `release`, the program's own free(), ours? Tried rather than compared: in a program
+ * that is not position-independent the address of a library's function is that of the program's
+ * jump to it. */
 static bool arrives(tp_real_free release) {
     void *memory = malloc(1);
 
