@@ -23,7 +23,7 @@
 
 #define CALLER() __builtin_return_address(0)
 
-/* True while a bracket is open, so that one is ended exactly when it was begun. */
+/* True when a bracket was opened, which is then to be ended. */
 static bool begin(bool get) {
     static atomic_flag said[2] = {ATOMIC_FLAG_INIT, ATOMIC_FLAG_INIT};
     const struct tp_config *config = tp_transport_on() ? tp_shim_config() : NULL;
@@ -37,14 +37,17 @@ static bool begin(bool get) {
     return true;
 }
 
-static void end(const bool *open) {
-    if (*open) {
+/*
+ * Not run when the original throws: a cleanup would need the unwinder's library (libgcc_s), which C
+ * programs do not load. The thread then gathers until its next bracket ends; polls send its copies
+ * out.
+ */
+static struct cxx_vector *end(bool open, struct cxx_vector *ret) {
+    if (open) {
         tp_gather_end();
     }
+    return ret;
 }
-
-/* Ends with the scope, by return or by an exception: a function cannot do that. */
-#define BRACKET(get) bool open __attribute__((cleanup(end), unused)) = begin(get)
 
 /* Without an original (the caller would not have linked) the answer is an empty vector: callers
  * check its size. */
@@ -57,9 +60,9 @@ struct cxx_vector *tp_hook_client_get(struct cxx_vector *ret, void *self,
                                       const struct cxx_vector *keys, void *slices) {
     tp_real_client_get real =
         (tp_real_client_get)tp_next(TP_HOOK_client_get, tp_module_of(CALLER()));
-    BRACKET(true);
+    bool open = begin(true);
 
-    return real ? real(ret, self, keys, slices) : nothing(ret);
+    return end(open, real ? real(ret, self, keys, slices) : nothing(ret));
 }
 
 struct cxx_vector *tp_hook_client_get_replicas(struct cxx_vector *ret, void *self,
@@ -67,9 +70,9 @@ struct cxx_vector *tp_hook_client_get_replicas(struct cxx_vector *ret, void *sel
                                                const struct cxx_vector *replicas, void *slices) {
     tp_real_client_get_replicas real =
         (tp_real_client_get_replicas)tp_next(TP_HOOK_client_get_replicas, tp_module_of(CALLER()));
-    BRACKET(true);
+    bool open = begin(true);
 
-    return real ? real(ret, self, keys, replicas, slices) : nothing(ret);
+    return end(open, real ? real(ret, self, keys, replicas, slices) : nothing(ret));
 }
 
 struct cxx_vector *tp_hook_client_get_queried(struct cxx_vector *ret, void *self,
@@ -78,9 +81,9 @@ struct cxx_vector *tp_hook_client_get_queried(struct cxx_vector *ret, void *self
                                               bool same_node) {
     tp_real_client_get_queried real =
         (tp_real_client_get_queried)tp_next(TP_HOOK_client_get_queried, tp_module_of(CALLER()));
-    BRACKET(true);
+    bool open = begin(true);
 
-    return real ? real(ret, self, keys, queried, slices, same_node) : nothing(ret);
+    return end(open, real ? real(ret, self, keys, queried, slices, same_node) : nothing(ret));
 }
 
 struct cxx_vector *tp_hook_client_put(struct cxx_vector *ret, void *self,
@@ -88,9 +91,9 @@ struct cxx_vector *tp_hook_client_put(struct cxx_vector *ret, void *self,
                                       const void *replication) {
     tp_real_client_put real =
         (tp_real_client_put)tp_next(TP_HOOK_client_put, tp_module_of(CALLER()));
-    BRACKET(false);
+    bool open = begin(false);
 
-    return real ? real(ret, self, keys, slices, replication) : nothing(ret);
+    return end(open, real ? real(ret, self, keys, slices, replication) : nothing(ret));
 }
 
 struct cxx_vector *tp_hook_client_put_staged(struct cxx_vector *ret, void *self,
@@ -99,9 +102,9 @@ struct cxx_vector *tp_hook_client_put_staged(struct cxx_vector *ret, void *self,
                                              const void *stager) {
     tp_real_client_put_staged real =
         (tp_real_client_put_staged)tp_next(TP_HOOK_client_put_staged, tp_module_of(CALLER()));
-    BRACKET(false);
+    bool open = begin(false);
 
-    return real ? real(ret, self, keys, slices, replication, stager) : nothing(ret);
+    return end(open, real ? real(ret, self, keys, slices, replication, stager) : nothing(ret));
 }
 
 struct cxx_vector *tp_hook_client_put_flag(struct cxx_vector *ret, void *self,
@@ -109,7 +112,8 @@ struct cxx_vector *tp_hook_client_put_flag(struct cxx_vector *ret, void *self,
                                            const void *replication, const void *stager, bool flag) {
     tp_real_client_put_flag real =
         (tp_real_client_put_flag)tp_next(TP_HOOK_client_put_flag, tp_module_of(CALLER()));
-    BRACKET(false);
+    bool open = begin(false);
 
-    return real ? real(ret, self, keys, slices, replication, stager, flag) : nothing(ret);
+    return end(open,
+               real ? real(ret, self, keys, slices, replication, stager, flag) : nothing(ret));
 }

@@ -49,6 +49,9 @@ int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *con
                     bytes >> 20, address);
         return 0;
     }
+    if (tp_server_start(true, config) != 0) {
+        return -1;
+    }
     return tp_segment_overlay(address, bytes, true, config);
 }
 
@@ -149,6 +152,11 @@ static void *allocate(const struct allocation *call) {
 
     if (!real || (segment && config->store.half == TP_HALF_INVALID)) {
         return NULL; /* setup fails; the configuration's own line says why */
+    }
+    /* Before memory is made: a directory that cannot be used is found at once, with a line of its
+     * own. */
+    if (segment && tp_server_start(true, config) != 0) {
+        return NULL;
     }
     if (segment && config->store.kind == TP_SEGMENT_CUMEM) {
         return substitute(call, config);

@@ -25,6 +25,8 @@
 #define OPS (BYTES / CHUNK)
 #define ROUNDS 3
 #define LIMIT_NS UINT64_C(150000000)
+#define PARTS                                                                                      \
+    4 /* sent one behind the other, as waves are: the next is prepared while one is copied */
 #define AS_FAST 0.98
 
 struct bench {
@@ -33,7 +35,7 @@ struct bench {
     tp_cu_deviceptr device;
     struct tp_copy_op *ops; /* pinned */
     uint64_t *scratch;
-    tp_cu_event event;
+    tp_cu_event events[PARTS];
     uint64_t deadline_ns;
 };
 
@@ -47,10 +49,10 @@ static uint64_t now_ns(void) {
  * Always waits for the end, since the memory is freed afterwards. Spins while it measures: a sleep
  * takes 50 us more than was asked for (prctl(2), PR_SET_TIMERSLACK), a run about 350 us.
  */
-static tp_cu_result wait_event(const struct bench *bench) {
+static tp_cu_result wait_event(const struct bench *bench, tp_cu_event event) {
     const struct timespec pause = {0, 1000000};
     tp_cu_result result;
-    while ((result = tp_gpu_query(bench->gpu, bench->event)) == TP_CUDA_ERROR_NOT_READY) {
+    while ((result = tp_gpu_query(bench->gpu, event)) == TP_CUDA_ERROR_NOT_READY) {
         if (now_ns() < bench->deadline_ns)
             sched_yield();
         else
@@ -71,10 +73,16 @@ static uint64_t run_once(const struct bench *bench, enum tp_gpu_method method, b
             (struct tp_copy_op){to_device ? device : host, to_device ? host : device, size};
     }
     uint64_t start = now_ns();
-    tp_cu_result result =
-        tp_gpu_send(bench->gpu, &used, to_device, bench->ops, count, bench->scratch, bench->event);
-    if (result == TP_CUDA_SUCCESS)
-        result = wait_event(bench);
+    uint32_t part = count / PARTS; /* sizes are powers of two up to BYTES / PARTS */
+    tp_cu_result result = TP_CUDA_SUCCESS;
+    unsigned sent = 0;
+    for (; sent < PARTS && result == TP_CUDA_SUCCESS && used == method; sent++)
+        result = tp_gpu_send(bench->gpu, &used, to_device, bench->ops + sent * part, part,
+                             bench->scratch, bench->events[sent]);
+    for (unsigned i = 0; i < sent; i++) {
+        tp_cu_result end = wait_event(bench, bench->events[i]);
+        result = result == TP_CUDA_SUCCESS ? end : result;
+    }
     return result == TP_CUDA_SUCCESS && used == method ? now_ns() - start : 0;
 }
 
@@ -119,16 +127,21 @@ static bool make_bench(struct bench *bench) {
     bench->host = tp_gpu_pinned_alloc(bench->gpu, BYTES);
     bench->ops = tp_gpu_pinned_alloc(bench->gpu, OPS * sizeof(*bench->ops));
     bench->device = tp_gpu_memory_alloc(bench->gpu, BYTES);
-    bench->event = tp_gpu_event(bench->gpu);
+    bool events = true;
+    for (unsigned i = 0; i < PARTS; i++) {
+        bench->events[i] = tp_gpu_event(bench->gpu);
+        events = events && bench->events[i];
+    }
     bench->scratch = malloc(OPS * 3 * sizeof(*bench->scratch));
-    return bench->host && bench->ops && bench->device && bench->event && bench->scratch;
+    return bench->host && bench->ops && bench->device && events && bench->scratch;
 }
 
 static void free_bench(struct bench *bench) {
     tp_gpu_pinned_free(bench->gpu, bench->host);
     tp_gpu_pinned_free(bench->gpu, bench->ops);
     tp_gpu_memory_free(bench->gpu, bench->device);
-    tp_gpu_event_free(bench->gpu, bench->event);
+    for (unsigned i = 0; i < PARTS; i++)
+        tp_gpu_event_free(bench->gpu, bench->events[i]);
     free(bench->scratch);
 }
 

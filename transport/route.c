@@ -66,8 +66,13 @@ static bool pieces_mapped(struct tp_peer_segment *segment, uint64_t inside, uint
     for (uint64_t i = inside / message->piece_bytes; i <= last; i++) {
         if (atomic_load_explicit(&segment->mapped[i], memory_order_acquire))
             continue;
-        if (atomic_exchange_explicit(&segment->wanted, (uint32_t)i + 1, memory_order_relaxed) !=
-            i + 1)
+        /* CUDA memory that waits for CUDA, perhaps for ever: one miss is enough to have it looked
+         * at.
+         */
+        uint32_t before =
+            atomic_exchange_explicit(&segment->wanted, (uint32_t)i + 1, memory_order_relaxed);
+        if (before == 0 ||
+            (before != i + 1 && atomic_load_explicit(&segment->address, memory_order_relaxed)))
             tp_peer_kick();
         return false;
     }

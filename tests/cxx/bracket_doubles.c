@@ -20,12 +20,12 @@ void set_batched(bool get, bool put) {
 }
 
 void tp_gather_begin(void) {
-    gathering++;
+    gathering = 1;
     gathered++;
 }
 
 void tp_gather_end(void) {
-    gathering--;
+    gathering = 0;
 }
 
 bool tp_transport_on(void) {
