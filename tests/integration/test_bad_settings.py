@@ -65,6 +65,8 @@ def test_store(master, case):
     change, word = STORE[case]
     store = refused(master, master.store_environment(**change))
     one_error(store, word)
+    # It may have begun to listen before its memory was refused; nothing of that outlives it.
+    store.finish()
     assert os.listdir(master.directory) == []
 
 
