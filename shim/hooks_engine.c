@@ -27,9 +27,7 @@ static _Thread_local void *starting_object;
 /* 0.3.8 exports no destructor of TransferEngine: it is inlined into its callers. There the end of
  * its MultiTransport, which it alone holds, is its end; which belongs to which is kept here. */
 #define PAIRS 64
-static struct {
-    void *transport, *engine;
-} pairs[PAIRS];
+static struct { void *transport, *engine; } pairs[PAIRS];
 static pthread_mutex_t pairs_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void pair(void *transport, void *engine) {

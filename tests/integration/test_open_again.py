@@ -14,6 +14,7 @@ def shared_mappings(process):
 
 
 @pytest.mark.wheels
+@pytest.mark.timeout(180)
 def test_close_and_setup_in_one_process(cluster):
     store = cluster.store()
     for round_ in range(2):
