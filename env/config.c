@@ -237,7 +237,6 @@ static void parse_store_dirs(const struct tp_parse *parse, const char *cumem_dir
         store->kind = TP_SEGMENT_CUMEM;
         tp_parse_directory(parse->config, TP_STORE_HALF, "MC_STORE_CUMEM_SOCKET_DIR", cumem_dir,
                            store->socket_dir);
-        tp_parse_inactive(parse->config, "MC_STORE_CUMEM_SOCKET_DIR");
         return;
     }
     if (segment_dir && !strcmp(segment_dir, "memfd")) {
@@ -278,7 +277,6 @@ static void parse_store(const struct tp_parse *parse) {
 }
 
 static void parse_engine(const struct tp_parse *parse) {
-    static const char *const batched[] = {"MC_STORE_BATCHED_GET", "MC_STORE_BATCHED_PUT"};
     struct tp_engine_config *engine = &parse->config->engine;
     const char *conf = tp_parse_variable(parse, "MC_TENT_CONF");
     const char *socket_dir = tp_parse_variable(parse, "TIDEPOOL_SOCKET_DIR");
@@ -299,12 +297,8 @@ static void parse_engine(const struct tp_parse *parse) {
     }
     parse_count(parse, TP_ENGINE_HALF, "TIDEPOOL_COPY_THREADS", MAX_COPY_THREADS,
                 &engine->copy_threads);
-    parse_flag(parse, TP_ENGINE_HALF, batched[0], &engine->batched_get);
-    parse_flag(parse, TP_ENGINE_HALF, batched[1], &engine->batched_put);
-    for (size_t i = 0; i < 2; i++) {
-        if (tp_parse_variable(parse, batched[i]))
-            tp_parse_inactive(parse->config, batched[i]);
-    }
+    parse_flag(parse, TP_ENGINE_HALF, "MC_STORE_BATCHED_GET", &engine->batched_get);
+    parse_flag(parse, TP_ENGINE_HALF, "MC_STORE_BATCHED_PUT", &engine->batched_put);
 }
 
 /* Settings of Mooncake's own that matter here. A value that is not ours is Mooncake's business: a

@@ -283,13 +283,13 @@ static const struct {
     {"enable", true},
     {"socket_dir", true},
     {"cumem_socket_dir", true},
-    {"device_copy", false},
+    {"device_copy", true},
     {"register_peer_memory", false},
     {"register_max_bytes", false},
     {"register_ahead_chunks", false},
-    {"copy_engine", false},
-    {"kernel_max_bytes", false},
-    {"kernel_blocks", false},
+    {"copy_engine", true},
+    {"kernel_max_bytes", true},
+    {"kernel_blocks", true},
 };
 
 static void note_keys(const struct shm_parse *parse) {

@@ -114,16 +114,23 @@ bool tp_cuda_has(enum tp_cuda_group group) {
     return tp_cuda(false, NULL) && driver_groups & group;
 }
 
+/* A question that the driver answers without being initialised: with NOT_INITIALIZED (driver 580).
+ */
 bool tp_cuda_initialised(void) {
     const struct tp_cuda *cuda = tp_cuda(false, NULL);
-    int count = 0;
-    return cuda && cuda->device_get_count && cuda->device_get_count(&count) == TP_CUDA_SUCCESS;
+    unsigned type = 0;
+    if (!cuda)
+        return false;
+    tp_cu_result result = cuda->pointer_get_attribute(&type, TP_CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                                      (uintptr_t)&driver_state);
+    return result != TP_CUDA_ERROR_NOT_INITIALIZED && result != TP_CUDA_ERROR_DEINITIALIZED;
 }
 
 const char *tp_cuda_error(tp_cu_result result) {
     const struct tp_cuda *cuda = tp_cuda(false, NULL);
     const char *name = NULL;
-    if (cuda && cuda->get_error_name && cuda->get_error_name(result, &name) == TP_CUDA_SUCCESS && name)
+    if (cuda && cuda->get_error_name && cuda->get_error_name(result, &name) == TP_CUDA_SUCCESS &&
+        name)
         return name;
     return "an unknown CUDA error";
 }

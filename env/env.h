@@ -188,4 +188,7 @@ void tp_fork_close_remove(int fd);
  */
 int tp_thread_start(const char *name, void *(*run)(void *arg), void *arg, pthread_t *ret_thread);
 
+/* The same with a stack of this size, for threads that run deep code of others (a driver's compiler). */
+int tp_thread_start_deep(const char *name, size_t stack_bytes, void *(*run)(void *arg), void *arg, pthread_t *ret_thread);
+
 #endif

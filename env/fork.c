@@ -80,12 +80,12 @@ static int add_tls_bytes(struct dl_phdr_info *info, size_t info_bytes, void *arg
  * glibc places the static TLS of every loaded module on the thread's stack (allocate_stack in
  * nptl), and programs with hundreds of KiB of it exist; so it is added to what our code needs.
  */
-static size_t stack_bytes(void) {
+static size_t whole_stack_bytes(size_t own_bytes) {
     size_t tls_bytes = 0;
     size_t bytes;
 
     dl_iterate_phdr(add_tls_bytes, &tls_bytes);
-    bytes = STACK_BYTES + (size_t)PTHREAD_STACK_MIN + tls_bytes;
+    bytes = own_bytes + (size_t)PTHREAD_STACK_MIN + tls_bytes;
     return (bytes + 4095) & ~(size_t)4095;
 }
 
@@ -99,7 +99,8 @@ static void library_signal_mask(sigset_t *ret_mask) {
         sigdelset(ret_mask, faults[i]);
 }
 
-int tp_thread_start(const char *name, void *(*run)(void *arg), void *arg, pthread_t *ret_thread) {
+int tp_thread_start_deep(const char *name, size_t stack_bytes, void *(*run)(void *arg), void *arg,
+                         pthread_t *ret_thread) {
     char short_name[16];
     sigset_t blocked, old_mask;
     pthread_attr_t attr;
@@ -113,7 +114,7 @@ int tp_thread_start(const char *name, void *(*run)(void *arg), void *arg, pthrea
     rc = pthread_sigmask(SIG_SETMASK, &blocked, &old_mask);
     if (rc != 0)
         goto out;
-    rc = pthread_attr_setstacksize(&attr, stack_bytes());
+    rc = pthread_attr_setstacksize(&attr, whole_stack_bytes(stack_bytes));
     if (rc == 0)
         rc = pthread_create(&thread, &attr, run, arg);
     if (rc == EINVAL)
@@ -128,4 +129,8 @@ int tp_thread_start(const char *name, void *(*run)(void *arg), void *arg, pthrea
 out:
     pthread_attr_destroy(&attr);
     return -rc;
+}
+
+int tp_thread_start(const char *name, void *(*run)(void *arg), void *arg, pthread_t *ret_thread) {
+    return tp_thread_start_deep(name, STACK_BYTES, run, arg, ret_thread);
 }

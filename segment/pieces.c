@@ -66,7 +66,7 @@ static const struct tp_backing_ops *choose_backing(const struct tp_config *confi
     case TP_SEGMENT_FILES:
         return &tp_backing_files;
     case TP_SEGMENT_CUMEM:
-        tp_log(TP_LOG_ERROR, "CUDA VMM segments are not available in this version");
+        tp_log(TP_LOG_ERROR, "CUDA VMM memory cannot be laid over memory that exists already");
         *error = -ENOTSUP;
         return NULL;
     case TP_SEGMENT_NONE:
@@ -103,17 +103,20 @@ static int check_fds(const struct tp_pieces *pieces, uint64_t held_fds) {
 
 /* Later would be too late: the kernel promises pages that it does not have, and kills when they are
  * touched. */
-static int check_memory(const struct build *build) {
+static int check_memory(const struct tp_pieces *pieces) {
     uint64_t available;
-    if (build->backing.hugetlb || tp_host_memory_available(&available) < 0)
-        return 0;
-    if (build->pieces.bytes <= available)
+    if (tp_host_memory_available(&available) < 0 || pieces->bytes <= available)
         return 0;
     tp_log(TP_LOG_ERROR,
            "a segment of %" PRIu64 " MiB does not fit: %" PRIu64
            " MiB of memory are available (MemAvailable and the cgroup's limit); make it smaller",
-           build->pieces.bytes >> 20, available >> 20);
+           pieces->bytes >> 20, available >> 20);
     return -ENOMEM;
+}
+
+int tp_pieces_check(const struct tp_pieces *pieces, uint64_t held_fds, bool pool) {
+    int result = check_fds(pieces, held_fds);
+    return result < 0 || pool ? result : check_memory(pieces);
 }
 
 static int plan(struct build *build, uint64_t held_fds) {
@@ -132,9 +135,7 @@ static int plan(struct build *build, uint64_t held_fds) {
     pieces->node_count = build->placement.count;
     pieces->wire_kind = backing->ops->wire_kind;
     memcpy(pieces->detail, backing->detail, sizeof pieces->detail);
-    int result = check_fds(pieces, held_fds);
-    if (result == 0)
-        result = check_memory(build);
+    int result = tp_pieces_check(pieces, held_fds, backing->hugetlb);
     if (result < 0)
         return result;
     pieces->count = (uint32_t)((pieces->bytes - 1) / pieces->piece_bytes + 1);

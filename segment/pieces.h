@@ -19,6 +19,7 @@ struct tp_pieces {
     int *fds; /* one a piece; ours */
     unsigned node_count;
     enum tp_wire_kind wire_kind;
+    uint64_t reserved, reserved_bytes; /* CUDA VMM memory: the reservation in which it lies */
     char detail[64];
 };
 
@@ -30,6 +31,13 @@ struct tp_pieces {
  */
 int tp_pieces_build(void *address, size_t bytes, bool keep_contents, uint64_t held_fds,
                     const struct tp_config *config, struct tp_pieces *ret_pieces);
+
+/*
+ * Are there file descriptors and memory for pieces of these `bytes`, `piece_bytes` and
+ * `page_bytes`? `pool`: pages of a pool, which was looked at already. 0 or -errno with one line
+ * logged.
+ */
+int tp_pieces_check(const struct tp_pieces *pieces, uint64_t held_fds, bool pool);
 
 /* Put fresh anonymous memory in place of the pieces and close them. Neither logs nor allocates. 0
  * or -errno. */

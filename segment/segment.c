@@ -26,6 +26,7 @@
 
 #include "env/env.h"
 #include "env/stats.h"
+#include "segment/cumem.h"
 #include "segment/pieces.h"
 #include "segment/server.h"
 #include "segment/table.h"
@@ -60,6 +61,14 @@ static uint64_t last_id; /* under the lock; ids are never reused */
 static _Atomic uintptr_t lowest = UINTPTR_MAX;
 static _Atomic uintptr_t highest;
 
+/*
+ * Where memory of our own lies: what `free` looks at. Apart from the table, since a forked child
+ * must go on to know it: the range is no memory of malloc's there either.
+ */
+static struct { _Atomic uintptr_t base; /* 0: none */ } owned[TP_WIRE_MAX_SEGMENTS];
+static _Atomic uintptr_t owned_lowest = UINTPTR_MAX;
+static _Atomic uintptr_t owned_highest;
+
 static void forked_child(void) {
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
         struct overlay *overlay = &table[i];
@@ -73,6 +82,8 @@ static void forked_child(void) {
         atomic_store(&overlay->base, 0);
     }
 }
+
+static pthread_once_t prepared = PTHREAD_ONCE_INIT;
 
 static void prepare(void) {
     int page;
@@ -180,8 +191,22 @@ static void show(const struct overlay *overlay, enum tp_slot_state state) {
     atomic_store_explicit(&slot->state, state, memory_order_release);
 }
 
+/* Under the lock. */
+static void enter_owned(struct overlay *overlay, const struct tp_pieces *pieces) {
+    uintptr_t base = (uintptr_t)pieces->base;
+    overlay->claimed = base;
+    overlay->claimed_bytes = pieces->bytes;
+    if (base < atomic_load(&owned_lowest))
+        atomic_store(&owned_lowest, base);
+    if (base > atomic_load(&owned_highest))
+        atomic_store(&owned_highest, base);
+    atomic_store(&owned[overlay - table].base, base);
+}
+
 static void enter(struct overlay *overlay, const struct tp_pieces *pieces) {
     pthread_mutex_lock(&table_lock);
+    if (pieces->wire_kind == TP_WIRE_CUMEM)
+        enter_owned(overlay, pieces);
     overlay->pieces = *pieces;
     overlay->id = ++last_id;
     overlay->state = READY;
@@ -200,15 +225,19 @@ static void unclaim(struct overlay *overlay) {
     pthread_mutex_unlock(&table_lock);
 }
 
+static void say_made(const struct tp_pieces *pieces) {
+    tp_log(TP_LOG_INFO, "segment of %" PRIu64 " MiB at %p: %" PRIu32 " pieces of %s on %u nodes",
+           pieces->bytes >> 20, pieces->base, pieces->count, pieces->detail, pieces->node_count);
+}
+
 int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
                        const struct tp_config *config) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct overlay *overlay = NULL;
     struct tp_pieces pieces = {0};
     uint64_t held = 0;
     if (tp_inert())
         return -ECHILD;
-    pthread_once(&once, prepare);
+    pthread_once(&prepared, prepare);
     int result = bytes > UINTPTR_MAX - (uintptr_t)address ? -EINVAL : 0;
     if (result < 0) {
         tp_log(TP_LOG_ERROR, "segment at %p: %zu bytes are no range", address, bytes);
@@ -226,8 +255,32 @@ int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
         return result;
     }
     enter(overlay, &pieces);
-    tp_log(TP_LOG_INFO, "segment of %" PRIu64 " MiB at %p: %" PRIu32 " pieces of %s on %u nodes",
-           pieces.bytes >> 20, address, pieces.count, pieces.detail, pieces.node_count);
+    say_made(&pieces);
+    return 0;
+}
+
+int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *config,
+                        void **ret_address) {
+    struct overlay *overlay = NULL;
+    struct tp_pieces pieces = {0};
+    uint64_t held = 0;
+    if (tp_inert())
+        return -ECHILD;
+    pthread_once(&prepared, prepare);
+    int result = claim(0, 0, &overlay, &held); /* the driver chooses where it lies */
+    if (result < 0)
+        say_unclaimed(result, NULL);
+    else
+        result = tp_cumem_build(bytes, alignment, held, config, &pieces);
+    if (result < 0) {
+        tp_count(TP_SEGMENT_FAILURES, 1);
+        if (overlay != NULL)
+            unclaim(overlay);
+        return result;
+    }
+    enter(overlay, &pieces);
+    say_made(&pieces);
+    *ret_address = pieces.base;
     return 0;
 }
 
@@ -240,28 +293,69 @@ static void withdraw(struct overlay *overlay) {
     tp_count(TP_SEGMENT_BYTES, -overlay->pieces.bytes); /* wraps: a subtraction */
 }
 
-int tp_segment_restore(void *address) {
-    if (tp_inert())
-        return -ENOENT;
+/*
+ * Take the segment that starts at `address` out of the table, if it is of `kind`. The range stays
+ * claimed: unmapping a large segment takes time, and that is not done under the lock.
+ */
+static struct overlay *take_out(const void *address, bool cumem, struct tp_pieces *ret_pieces) {
     pthread_mutex_lock(&table_lock);
     struct overlay *overlay = find_ready(address);
-    if (overlay == NULL) {
-        pthread_mutex_unlock(&table_lock);
-        return -ENOENT;
+    if (overlay != NULL && (overlay->pieces.wire_kind == TP_WIRE_CUMEM) != cumem)
+        overlay = NULL;
+    if (overlay != NULL) {
+        withdraw(overlay);
+        show(overlay, TP_SLOT_EMPTY);
+        atomic_store_explicit(&overlay->base, 0, memory_order_release);
+        overlay->state = LEAVING;
+        *ret_pieces = overlay->pieces;
+        overlay->pieces = (struct tp_pieces){0};
+        /* Before it is unmapped: the driver may call munmap, and that is not the host's. */
+        atomic_store(&owned[overlay - table].base, 0);
     }
-    withdraw(overlay);
-    show(overlay, TP_SLOT_EMPTY);
-    atomic_store_explicit(&overlay->base, 0, memory_order_release);
-    overlay->state = LEAVING;
-    struct tp_pieces pieces = overlay->pieces;
-    overlay->pieces = (struct tp_pieces){0};
     pthread_mutex_unlock(&table_lock);
-    /* The range stays claimed: unmapping a large segment takes time, and that is not done under the
-     * lock. */
-    tp_server_wake();
+    if (overlay != NULL)
+        tp_server_wake();
+    return overlay;
+}
+
+int tp_segment_restore(void *address) {
+    struct tp_pieces pieces;
+    if (tp_inert())
+        return -ENOENT;
+    struct overlay *overlay = take_out(address, false, &pieces);
+    if (overlay == NULL)
+        return tp_segment_withdraw(address);
     (void)tp_pieces_remove(&pieces);
     unclaim(overlay);
     return 0;
+}
+
+static bool is_owned(const void *address) {
+    uintptr_t wanted = (uintptr_t)address;
+    if (wanted < atomic_load_explicit(&owned_lowest, memory_order_relaxed) ||
+        wanted > atomic_load_explicit(&owned_highest, memory_order_relaxed))
+        return false;
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
+        if (atomic_load_explicit(&owned[i].base, memory_order_acquire) == wanted)
+            return true;
+    }
+    return false;
+}
+
+bool tp_segment_free(void *address) {
+    struct tp_pieces pieces;
+    if (!is_owned(address))
+        return false;
+    if (tp_inert())
+        return true;
+    int error = errno;
+    struct overlay *overlay = take_out(address, true, &pieces);
+    if (overlay != NULL) {
+        tp_cumem_remove(&pieces);
+        unclaim(overlay);
+    }
+    errno = error;
+    return true;
 }
 
 int tp_segment_publish(void *address, const struct tp_config *config) {

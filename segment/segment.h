@@ -33,8 +33,23 @@ struct tp_config;
 int tp_segment_overlay(void *address, size_t bytes, bool keep_contents, const struct tp_config *config);
 
 /*
+ * Make a segment of CUDA VMM host memory (config->store.kind is TP_SEGMENT_CUMEM): it has addresses of its own, so it stands
+ * in for the caller's allocation. `alignment` is a power of two. The rest is as above; from then on everything below takes
+ * *ret_address like an overlay's.
+ */
+int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *config, void **ret_address);
+
+/*
+ * Give back memory that tp_segment_allocate has made, whoever asks with whatever function: true when `address` was the start
+ * of such a segment, which is gone then (a forked child's stays). Two compares for all other addresses. Neither logs nor
+ * allocates; errno is preserved: usable in `free`.
+ */
+bool tp_segment_free(void *address);
+
+/*
  * Put anonymous memory back in place of the overlay that starts at `address` (contents are lost; whoever calls this is about to
- * free it), withdraw it if it is published, and forget it. 0, or -ENOENT when there is no overlay at this address.
+ * free it), withdraw it if it is published, and forget it. 0, or -ENOENT when there is no overlay at this address. What
+ * tp_segment_allocate has made is only withdrawn: tp_segment_free ends it.
  */
 int tp_segment_restore(void *address);
 

@@ -7,6 +7,7 @@
 #include "env/stats.h"
 #include "segment/segment.h"
 #include "shim/hooks.h"
+#include "shim/hooks_libc.h"
 #include "shim/modules.h"
 #include "shim/overlays.h"
 #include "shim/start.h"
@@ -39,6 +40,17 @@ int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *con
     }
     if (tp_segment_contains(address)) {
         return 0;
+    }
+    if (config->store.kind == TP_SEGMENT_CUMEM) {
+        static atomic_flag said = ATOMIC_FLAG_INIT;
+        tp_log_once(&said, TP_LOG_INFO,
+                    "%zu MiB at %p were not allocated as CUDA host memory (hugepage, NUMA or SSD "
+                    "buffer of Mooncake): Mooncake's own transport serves them",
+                    bytes >> 20, address);
+        return 0;
+    }
+    if (tp_server_start(true, config) != 0) {
+        return -1;
     }
     return tp_segment_overlay(address, bytes, true, config);
 }
@@ -121,6 +133,17 @@ struct allocation {
     uintptr_t extra;
 };
 
+/* Memory with addresses of its own, in place of Mooncake's allocation. */
+static void *substitute(const struct allocation *call, const struct tp_config *config) {
+    void *address = NULL;
+
+    if (!tp_libc_hooks_reached() ||
+        tp_segment_allocate(call->bytes, call->alignment, config, &address) != 0) {
+        return NULL;
+    }
+    return address;
+}
+
 static void *allocate(const struct allocation *call) {
     tp_real_allocate_plain real = (tp_real_allocate_plain)tp_next(call->allocate, call->module);
     const struct tp_config *config = tp_shim_config();
@@ -129,6 +152,14 @@ static void *allocate(const struct allocation *call) {
 
     if (!real || (segment && config->store.half == TP_HALF_INVALID)) {
         return NULL; /* setup fails; the configuration's own line says why */
+    }
+    /* Before memory is made: a directory that cannot be used is found at once, with a line of its
+     * own. */
+    if (segment && tp_server_start(true, config) != 0) {
+        return NULL;
+    }
+    if (segment && config->store.kind == TP_SEGMENT_CUMEM) {
+        return substitute(call, config);
     }
     void *address = real(call->bytes, call->protocol, call->alignment, call->extra);
     if (!address || !segment || tp_segment_overlay(address, call->bytes, false, config) == 0) {
@@ -185,6 +216,9 @@ static void free_memory(enum tp_hook hook, struct tp_module *module,
                         const struct cxx_string *protocol, void *address, uintptr_t extra) {
     tp_real_free_plain real = (tp_real_free_plain)tp_next(hook, module);
 
+    if (tp_segment_free(address)) {
+        return;
+    }
     if (tp_shim_config() && tp_segment_contains(address)) {
         (void)tp_segment_restore(address);
     }
@@ -208,6 +242,9 @@ void tp_hook_free_dma(const struct cxx_string *protocol, void *address, uintptr_
 void tp_hook_free_mmap(void *address, size_t bytes) {
     tp_real_free_mmap real = (tp_real_free_mmap)tp_next(TP_HOOK_free_mmap, tp_module_of(CALLER()));
 
+    if (tp_segment_free(address)) {
+        return;
+    }
     if (tp_shim_config() && tp_segment_contains(address)) {
         (void)tp_segment_restore(address);
     }

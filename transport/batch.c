@@ -85,15 +85,17 @@ static void resolve(struct plan *plan, uint64_t handle) {
     plan->peer = peer;
 }
 
-/* LOCAL when these bytes can be copied by this process: host memory, and a GPU's where that is wanted. */
-static enum tp_counter memory_reason(struct plan *plan, const struct tp_request *request, int *ret_device) {
+/* LOCAL when these bytes can be copied by this process: host memory, and a GPU's where that is
+ * wanted. */
+static enum tp_counter memory_reason(struct plan *plan, const struct tp_request *request,
+                                     int *ret_device) {
     *ret_device = ON_HOST;
     switch (tp_range_memory(request->source, request->length, &plan->hint, ret_device)) {
     case TP_MEMORY_HOST:
         *ret_device = ON_HOST;
         return LOCAL;
     case TP_MEMORY_DEVICE:
-        if (tp_config()->engine.device_copy && tp_peer_device_access(plan->peer, *ret_device))
+        if (tp_config()->engine.device_copy)
             return LOCAL;
         break;
     case TP_MEMORY_UNKNOWN:
@@ -114,9 +116,11 @@ static int add_copy(struct plan *plan, const struct tp_request *request, void *t
     const void *from = write ? request->source : there;
     uint8_t group = 0;
     if (device == ON_HOST)
-        return tp_copy_add(&plan->part->job, to, from, request->length, &ret_task->first, &ret_task->last);
-    int rc = tp_device_add(&plan->part->gpu, device, !write, tp_peer_address_is_cumem(plan->peer, there), to, from,
-                           request->length, &group);
+        return tp_copy_add(&plan->part->job, to, from, request->length, &ret_task->first,
+                           &ret_task->last);
+    int rc =
+        tp_device_add(&plan->part->gpu, device, !write, tp_peer_address_is_cumem(plan->peer, there),
+                      to, from, request->length, &group);
     ret_task->first = TP_TASK_ON_DEVICE;
     ret_task->last = group;
     return rc;
@@ -143,6 +147,9 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
     case TP_ROUTE_NOT_IMPORTED:
         return TP_FALLBACK_NOT_IMPORTED;
     }
+    /* Asked after the route: a segment that was mapped meanwhile is then seen by both. */
+    if (device != ON_HOST && !tp_peer_device_access(plan->peer, device))
+        return TP_FALLBACK_NOT_IMPORTED;
     /* The copies may run in any order and direction. A process that is its own store has the memory
      * at two addresses. */
     uintptr_t source = (uintptr_t)request->source;
@@ -440,4 +447,18 @@ static void reap_batch(struct tp_batch *batch) {
 
 void tp_batch_reap(void) {
     tp_shard_visit(reap_batch);
+}
+
+static _Thread_local bool gathering;
+
+void tp_gather_begin(void) {
+    if (!gathering)
+        tp_device_defer_begin();
+    gathering = true;
+}
+
+void tp_gather_end(void) {
+    if (gathering)
+        tp_device_defer_end();
+    gathering = false;
 }

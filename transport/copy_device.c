@@ -2,8 +2,9 @@
 /*
  * Waves: gathering copies of many submits into few driver calls, and knowing when they have ended.
  *
- * A wave belongs to one device, direction and method. While it gathers it is the queue's `open` wave and changes under the queue's
- * lock; whoever takes it out of there sends it, without the lock. From then on only `state` changes.
+ * A wave belongs to one device, direction and method. While it gathers it is the queue's `open`
+ * wave and changes under the queue's lock; whoever takes it out of there sends it, without the
+ * lock. From then on only `state` changes.
  *
  * It must not know: batches, peers, contexts and streams (gpu.c).
  */
@@ -18,23 +19,32 @@
 
 #include "env/cuda.h"
 #include "env/env.h"
+#include "env/stats.h"
 #include "transport/gpu.h"
 
-#define WAVE_BYTES ((uint64_t)8 << 20) /* about 160 us at 50 GB/s: long beside a launch, short beside a batch */
+/*
+ * A wave is sent when it holds this much: soon when the link is idle, later when it has work, since
+ * larger waves are faster. On an H200, 1 GiB in waves of 4, 8, 16 and 32 MiB, GB/s: copy engines
+ * 53, 54, 55 and 55 (64 KiB copies and larger), kernel 49, 50, 51 and 51.
+ */
+#define FIRST_WAVE_BYTES ((uint64_t)4 << 20)
+#define WAVE_BYTES ((uint64_t)16 << 20)
 #define WAVE_OPS 4096u
-#define CHUNK_BYTES ((size_t)16 << 10) /* a warp's share: larger copies are cut so that all warps have work */
-#define POLL_TICKS 6000u               /* about 2 us between queries of one wave */
+#define CHUNK_BYTES                                                                                \
+    ((size_t)16 << 10)   /* a warp's share: larger copies are cut so that all warps have work */
+#define POLL_TICKS 6000u /* about 2 us between queries of one wave */
 
 enum wave_state { WAVE_OPEN, WAVE_SENT, WAVE_DONE, WAVE_FAILED };
 
 struct tp_wave {
     struct tp_wave *next; /* in the queue's list of unused ones */
     struct queue *queue;
+    struct tp_gpu *gpu;
     _Atomic uint32_t state;
-    _Atomic uint32_t refs;      /* groups that have copies in it */
-    _Atomic uint64_t polled;    /* time stamp counter */
-    struct tp_copy_op *ops;     /* WAVE_OPS, pinned */
-    uint64_t *scratch;          /* for the copy engines' lists */
+    _Atomic uint32_t refs;   /* groups that have copies in it */
+    _Atomic uint64_t polled; /* time stamp counter */
+    struct tp_copy_op *ops;  /* WAVE_OPS; the kernel's are pinned */
+    uint64_t *scratch;       /* for the copy engines' lists */
     tp_cu_event event;
     uint32_t count;
     uint64_t bytes;
@@ -42,11 +52,11 @@ struct tp_wave {
 
 struct queue {
     pthread_mutex_t lock;
-    struct tp_gpu *gpu;
     bool to_device;
     enum tp_gpu_method method;
     struct tp_wave *open;
     struct tp_wave *unused;
+    _Atomic uint32_t under_way; /* waves sent whose end nobody has seen */
 };
 
 static struct queue queues[TP_DEVICES][2][TP_GPU_METHODS];
@@ -65,37 +75,39 @@ static void init_queues(void) {
     }
 }
 
-/* ---- waves -------------------------------------------------------------------------------------------------------------- */
+/* ---- waves
+ * --------------------------------------------------------------------------------------------------------------
+ */
 
-static void free_wave_arrays(struct tp_wave *wave) {
-    /* Pinned memory and events of a wave that could not be completed are few and stay until exit. */
-    free(wave->scratch);
-    free(wave);
-}
-
-static struct tp_wave *new_wave(struct queue *queue) {
+static struct tp_wave *new_wave(struct queue *queue, struct tp_gpu *gpu) {
     struct tp_wave *wave = calloc(1, sizeof(*wave));
     if (!wave)
         return NULL;
+    size_t bytes = WAVE_OPS * sizeof(*wave->ops);
     wave->queue = queue;
+    wave->gpu = gpu;
     wave->scratch = malloc(WAVE_OPS * 3 * sizeof(*wave->scratch));
-    wave->event = tp_gpu_event(queue->gpu);
-    wave->ops = tp_gpu_pinned_alloc(queue->gpu, WAVE_OPS * sizeof(*wave->ops));
-    if (wave->scratch && wave->event && wave->ops)
+    wave->event = tp_gpu_event(gpu);
+    if (wave->scratch && wave->event)
+        wave->ops =
+            queue->method == TP_GPU_KERNEL ? tp_gpu_pinned_alloc(gpu, bytes) : malloc(bytes);
+    if (wave->ops)
         return wave;
-    free_wave_arrays(wave);
+    tp_gpu_event_free(gpu, wave->event);
+    free(wave->scratch);
+    free(wave);
     return NULL;
 }
 
 /* An unused wave, or a new one; without the lock, since a new one calls the driver. */
-static struct tp_wave *take_wave(struct queue *queue) {
+static struct tp_wave *take_wave(struct queue *queue, struct tp_gpu *gpu) {
     pthread_mutex_lock(&queue->lock);
     struct tp_wave *wave = queue->unused;
     if (wave)
         queue->unused = wave->next;
     pthread_mutex_unlock(&queue->lock);
     if (!wave)
-        wave = new_wave(queue);
+        wave = new_wave(queue, gpu);
     if (!wave)
         return NULL;
     wave->next = NULL;
@@ -117,15 +129,24 @@ static void let_go(struct tp_wave *wave) {
     pthread_mutex_unlock(&queue->lock);
 }
 
+/* Once the state is stored, the wave is others'. */
 static void send_wave(struct tp_wave *wave) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     struct queue *queue = wave->queue;
-    tp_cu_result result = tp_gpu_send(queue->gpu, queue->method, queue->to_device, wave->ops, wave->count, wave->scratch, wave->event);
-    if (result != TP_CUDA_SUCCESS) {
-        tp_log_once(&said, TP_LOG_ERROR, "a copy %s the GPU failed: %s; its transfers fail, and so will further ones if the context is lost",
-                    queue->to_device ? "to" : "from", tp_cuda_error(result));
-    }
-    atomic_store_explicit(&wave->state, result == TP_CUDA_SUCCESS ? WAVE_SENT : WAVE_FAILED, memory_order_release);
+    bool to_device = queue->to_device;
+    enum tp_gpu_method method = queue->method;
+    atomic_fetch_add_explicit(&queue->under_way, 1, memory_order_relaxed);
+    tp_cu_result result = tp_gpu_send(wave->gpu, &method, to_device, wave->ops, wave->count,
+                                      wave->scratch, wave->event);
+    if (result == TP_CUDA_SUCCESS)
+        tp_count(method == TP_GPU_KERNEL ? TP_KERNEL_BYTES : TP_DMA_BYTES, wave->bytes);
+    else
+        tp_log_once(&said, TP_LOG_ERROR, "copies %s GPU %d failed: %s; their transfers fail",
+                    to_device ? "to" : "from", tp_gpu_device(wave->gpu), tp_cuda_error(result));
+    if (result != TP_CUDA_SUCCESS)
+        atomic_fetch_sub_explicit(&queue->under_way, 1, memory_order_relaxed);
+    atomic_store_explicit(&wave->state, result == TP_CUDA_SUCCESS ? WAVE_SENT : WAVE_FAILED,
+                          memory_order_release);
 }
 
 /* Take this wave out of the queue to send it; false when somebody else has. */
@@ -144,32 +165,49 @@ static void query_wave(struct tp_wave *wave) {
     uint64_t now = __rdtsc();
     uint64_t last = atomic_load_explicit(&wave->polled, memory_order_relaxed);
     if (now - last < POLL_TICKS ||
-        !atomic_compare_exchange_strong_explicit(&wave->polled, &last, now, memory_order_relaxed, memory_order_relaxed))
+        !atomic_compare_exchange_strong_explicit(&wave->polled, &last, now, memory_order_relaxed,
+                                                 memory_order_relaxed))
         return;
-    tp_cu_result result = tp_gpu_query(wave->queue->gpu, wave->event);
+    tp_cu_result result = tp_gpu_query(wave->gpu, wave->event);
     if (result == TP_CUDA_ERROR_NOT_READY)
         return;
     if (result != TP_CUDA_SUCCESS)
-        tp_log_once(&said, TP_LOG_ERROR, "GPU copies failed: %s; their transfers fail", tp_cuda_error(result));
-    atomic_store_explicit(&wave->state, result == TP_CUDA_SUCCESS ? WAVE_DONE : WAVE_FAILED, memory_order_release);
+        tp_log_once(&said, TP_LOG_ERROR,
+                    "copies of GPU %d failed: %s; their transfers fail, and further ones are left "
+                    "to Mooncake",
+                    tp_gpu_device(wave->gpu), tp_cuda_error(result));
+    /* Another thread may have seen the end as well: it is counted once. */
+    uint32_t sent = WAVE_SENT;
+    struct queue *queue = wave->queue;
+    if (atomic_compare_exchange_strong_explicit(&wave->state, &sent,
+                                                result == TP_CUDA_SUCCESS ? WAVE_DONE : WAVE_FAILED,
+                                                memory_order_release, memory_order_relaxed))
+        atomic_fetch_sub_explicit(&queue->under_way, 1, memory_order_relaxed);
 }
 
-/* ---- building a job ----------------------------------------------------------------------------------------------------- */
+/* ---- building a job
+ * -----------------------------------------------------------------------------------------------------
+ */
 
-static struct tp_device_group *find_group(struct tp_device_job *job, int device, bool to_device, bool host_mapped) {
+/* The group that goes this way; where there is none yet, the next free one, empty but not counted.
+ * NULL: none is left. */
+static struct tp_device_group *find_group(struct tp_device_job *job, int device, bool to_device,
+                                          bool host_mapped) {
     for (uint32_t i = 0; i < job->group_count; i++) {
         struct tp_device_group *group = &job->groups[i];
-        if (group->device == device && group->to_device == to_device && group->host_mapped == host_mapped)
+        if (group->device == device && group->to_device == to_device &&
+            group->host_mapped == host_mapped)
             return group;
     }
     if (job->group_count == TP_DEVICE_GROUPS)
         return NULL;
-    struct tp_device_group *group = &job->groups[job->group_count++];
+    struct tp_device_group *group = &job->groups[job->group_count];
     group->device = device;
     group->to_device = to_device;
     group->host_mapped = host_mapped;
     group->op_count = 0;
     group->wave_count = 0;
+    group->failed = false;
     return group;
 }
 
@@ -177,63 +215,105 @@ static bool continues(const struct tp_copy_op *op, const void *to, const void *f
     return (char *)op->to + op->bytes == to && (const char *)op->from + op->bytes == from;
 }
 
-int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool host_mapped, void *to, const void *from,
-                  size_t bytes, uint8_t *ret_group) {
+static bool reserve_op(struct tp_device_group *group) {
+    if (group->op_count < group->op_room)
+        return true;
+    uint32_t room = group->op_room ? group->op_room * 2 : 64;
+    struct tp_copy_op *grown = reallocarray(group->ops, room, sizeof(*grown));
+    if (!grown)
+        return false;
+    group->ops = grown;
+    group->op_room = room;
+    return true;
+}
+
+int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool host_mapped, void *to,
+                  const void *from, size_t bytes, uint8_t *ret_group) {
     if (!tp_gpu_get(device))
         return -ENODEV;
     struct tp_device_group *group = find_group(job, device, to_device, host_mapped);
     if (!group)
         return -ENOSPC;
-    if (group->op_count && continues(&group->ops[group->op_count - 1], to, from)) {
-        group->ops[group->op_count - 1].bytes += bytes;
+    struct tp_copy_op *last = group->op_count ? &group->ops[group->op_count - 1] : NULL;
+    if (last && continues(last, to, from)) {
+        last->bytes += bytes;
     } else {
-        if (group->op_count == group->op_room) {
-            uint32_t room = group->op_room ? group->op_room * 2 : 64;
-            struct tp_copy_op *grown = reallocarray(group->ops, room, sizeof(*grown));
-            if (!grown)
-                return -ENOMEM;
-            group->ops = grown;
-            group->op_room = room;
-        }
+        if (!reserve_op(group))
+            return -ENOMEM;
         group->ops[group->op_count++] = (struct tp_copy_op){to, from, bytes};
     }
-    *ret_group = (uint8_t)(group - job->groups);
+    uint32_t index = (uint32_t)(group - job->groups);
+    if (index == job->group_count)
+        job->group_count++;
+    *ret_group = (uint8_t)index;
     return 0;
 }
 
-/* ---- handing it to waves ------------------------------------------------------------------------------------------------ */
+/* ---- handing it to waves
+ * ------------------------------------------------------------------------------------------------
+ */
 
-/* Remember that the group has copies in this wave. Memory for the list was reserved before. */
+static bool reserve_wave(struct tp_device_group *group) {
+    if (group->wave_count < group->wave_room)
+        return true;
+    uint32_t room = group->wave_room ? group->wave_room * 2 : 16;
+    struct tp_wave **grown = reallocarray(group->waves, room, sizeof(struct tp_wave *));
+    if (!grown)
+        return false;
+    group->waves = grown;
+    group->wave_room = room;
+    return true;
+}
+
+/* Remember that the group has copies in this open wave, under the queue's lock. Room was reserved
+ * before. */
 static void join(struct tp_device_group *group, struct tp_wave *wave) {
-    if (group->wave_count && group->waves[group->wave_count - 1] == wave)
-        return;
-    for (uint32_t i = 0; i < group->wave_count; i++) {
-        if (group->waves[i] == wave)
-            return;
-    }
     group->waves[group->wave_count++] = wave;
     atomic_fetch_add_explicit(&wave->refs, 1, memory_order_relaxed);
 }
 
 static bool full(const struct tp_wave *wave) {
-    return wave->bytes >= WAVE_BYTES || wave->count == WAVE_OPS;
+    uint32_t under_way = atomic_load_explicit(&wave->queue->under_way, memory_order_relaxed);
+    return wave->bytes >= (under_way ? WAVE_BYTES : FIRST_WAVE_BYTES) || wave->count == WAVE_OPS;
 }
 
-/* Put as much of the copy as one wave takes into it; returns how much. Under the queue's lock. */
-static size_t fill(struct tp_wave *wave, const struct tp_copy_op *op, size_t done, bool cut) {
-    size_t start = done;
-    while (done < op->bytes && !full(wave)) {
-        size_t left = op->bytes - done;
-        size_t part = cut && left > CHUNK_BYTES ? CHUNK_BYTES : left;
-        wave->ops[wave->count++] = (struct tp_copy_op){(char *)op->to + done, (const char *)op->from + done, part};
-        wave->bytes += part;
-        done += part;
+/* Where a group has got to, in handing over its copies of one method. */
+struct cursor {
+    const struct tp_device_group *group;
+    enum tp_gpu_method method;
+    uint64_t kernel_max;
+    uint32_t op;
+    size_t done; /* of that copy */
+};
+
+/* The copy to hand over next; NULL at the end. */
+static const struct tp_copy_op *next_op(struct cursor *cursor) {
+    const struct tp_device_group *group = cursor->group;
+    for (; cursor->op < group->op_count; cursor->op++, cursor->done = 0) {
+        const struct tp_copy_op *op = &group->ops[cursor->op];
+        enum tp_gpu_method method = op->bytes <= cursor->kernel_max ? TP_GPU_KERNEL : TP_GPU_ENGINE;
+        if (method == cursor->method && cursor->done < op->bytes)
+            return op;
     }
-    return done - start;
+    return NULL;
 }
 
-/* The queue's open wave with the lock held, opening one first if there is none. NULL: no memory, and no lock is held. */
-static struct tp_wave *lock_open_wave(struct queue *queue) {
+/* Put as much as one wave takes into it. Under the queue's lock. */
+static void fill(struct tp_wave *wave, struct cursor *cursor) {
+    bool cut = wave->queue->method == TP_GPU_KERNEL;
+    for (const struct tp_copy_op *op = next_op(cursor); op && !full(wave); op = next_op(cursor)) {
+        size_t left = op->bytes - cursor->done;
+        size_t part = cut && left > CHUNK_BYTES ? CHUNK_BYTES : left;
+        wave->ops[wave->count++] = (struct tp_copy_op){(char *)op->to + cursor->done,
+                                                       (const char *)op->from + cursor->done, part};
+        wave->bytes += part;
+        cursor->done += part;
+    }
+}
+
+/* The queue's open wave with the lock held, opening one first if there is none. NULL: no memory,
+ * and no lock is held. */
+static struct tp_wave *lock_open_wave(struct queue *queue, struct tp_gpu *gpu) {
     struct tp_wave *spare = NULL;
     for (;;) {
         pthread_mutex_lock(&queue->lock);
@@ -247,20 +327,29 @@ static struct tp_wave *lock_open_wave(struct queue *queue) {
             return queue->open;
         }
         pthread_mutex_unlock(&queue->lock);
-        spare = take_wave(queue);
+        spare = take_wave(queue, gpu);
         if (!spare)
             return NULL;
     }
 }
 
-static bool start_op(struct tp_device_group *group, struct queue *queue, const struct tp_copy_op *op) {
-    size_t done = 0;
-    while (done < op->bytes) {
-        struct tp_wave *wave = lock_open_wave(queue);
+/* Hand over the copies of one method. Without pinned memory for the kernel's waves the copy engines
+ * take them. */
+static bool start_method(struct tp_device_group *group, struct tp_gpu *gpu,
+                         enum tp_gpu_method method, uint64_t kernel_max) {
+    struct queue *pair = queues[group->device][group->to_device];
+    struct queue *queue = &pair[method];
+    struct cursor cursor = {.group = group, .method = method, .kernel_max = kernel_max};
+    while (next_op(&cursor)) {
+        struct tp_wave *wave = reserve_wave(group) ? lock_open_wave(queue, gpu) : NULL;
+        if (!wave && queue == &pair[TP_GPU_KERNEL]) {
+            queue = &pair[TP_GPU_ENGINE];
+            continue;
+        }
         if (!wave)
             return false;
         join(group, wave);
-        done += fill(wave, op, done, queue->method == TP_GPU_KERNEL);
+        fill(wave, &cursor);
         bool send = full(wave);
         if (send)
             queue->open = NULL;
@@ -271,69 +360,37 @@ static bool start_op(struct tp_device_group *group, struct queue *queue, const s
     return true;
 }
 
-static bool reserve_waves(struct tp_device_group *group) {
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < group->op_count; i++)
-        bytes += group->ops[i].bytes;
-    /* Worst case: each wave full by bytes or by count, for both methods, and one shared at either end. */
-    uint64_t need = bytes / WAVE_BYTES + bytes / CHUNK_BYTES / WAVE_OPS + group->op_count / WAVE_OPS + 8;
-    if (need <= group->wave_room)
-        return true;
-    struct tp_wave **grown = reallocarray(group->waves, need, sizeof(struct tp_wave *));
-    if (!grown)
-        return false;
-    group->waves = grown;
-    group->wave_room = (uint32_t)need;
-    return true;
-}
-
-/* A wave that stands for failure: nothing was sent for it, and it is never reused. */
-static struct tp_wave failed_wave = {.state = WAVE_FAILED, .refs = UINT32_MAX / 2};
-
 static void start_group(struct tp_device_group *group) {
     struct tp_gpu *gpu = tp_gpu_get(group->device);
+    /* Read once: a calibration that ends meanwhile must not move copies from one method to the
+     * other. */
     uint64_t kernel_max = gpu && group->host_mapped ? tp_gpu_kernel_max(gpu, group->to_device) : 0;
-    struct queue *pair = queues[group->device][group->to_device];
-    bool good = gpu && group->wave_room;
-    for (uint32_t i = 0; i < group->op_count && good; i++) {
-        struct queue *queue = &pair[group->ops[i].bytes <= kernel_max ? TP_GPU_KERNEL : TP_GPU_ENGINE];
-        good = start_op(group, queue, &group->ops[i]);
+    for (int method = 0; method < TP_GPU_METHODS && !group->failed; method++)
+        group->failed = !gpu || !start_method(group, gpu, (enum tp_gpu_method)method, kernel_max);
+    for (uint32_t i = 0; i < group->wave_count && !deferring; i++) {
+        if (close_wave(group->waves[i]))
+            send_wave(group->waves[i]);
     }
-    if (!good && group->wave_count < group->wave_room)
-        join(group, &failed_wave);
-    if (!deferring) {
-        for (uint32_t i = 0; i < group->wave_count; i++) {
-            if (group->waves[i] != &failed_wave && close_wave(group->waves[i]))
-                send_wave(group->waves[i]);
-        }
-    }
-}
-
-static void set_gpu(struct queue *queue, struct tp_gpu *gpu) {
-    pthread_mutex_lock(&queue->lock);
-    queue->gpu = gpu;
-    pthread_mutex_unlock(&queue->lock);
 }
 
 void tp_device_start(struct tp_device_job *job) {
     pthread_once(&queues_once, init_queues);
     for (uint32_t i = 0; i < job->group_count; i++) {
         struct tp_device_group *group = &job->groups[i];
-        struct tp_gpu *gpu = tp_gpu_get(group->device);
-        for (int k = 0; k < TP_GPU_METHODS; k++)
-            set_gpu(&queues[group->device][group->to_device][k], gpu);
         int highest = atomic_load(&highest_device);
-        while (highest < group->device && !atomic_compare_exchange_weak(&highest_device, &highest, group->device))
+        while (highest < group->device &&
+               !atomic_compare_exchange_weak(&highest_device, &highest, group->device))
             continue;
-        (void)reserve_waves(group);
         start_group(group);
     }
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------------------------ */
+/* ---- the end
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
 static enum tp_device_state look_group(const struct tp_device_group *group) {
-    enum tp_device_state state = group->op_count && !group->wave_count ? TP_DEVICE_FAILED : TP_DEVICE_DONE;
+    enum tp_device_state state = group->failed ? TP_DEVICE_FAILED : TP_DEVICE_DONE;
     for (uint32_t i = 0; i < group->wave_count; i++) {
         uint32_t wave = atomic_load_explicit(&group->waves[i]->state, memory_order_acquire);
         if (wave == WAVE_OPEN || wave == WAVE_SENT)
@@ -375,10 +432,8 @@ void tp_device_poll(struct tp_device_job *job) {
 void tp_device_reset(struct tp_device_job *job) {
     for (uint32_t i = 0; i < job->group_count; i++) {
         struct tp_device_group *group = &job->groups[i];
-        for (uint32_t k = 0; k < group->wave_count; k++) {
-            if (group->waves[k] != &failed_wave)
-                let_go(group->waves[k]);
-        }
+        for (uint32_t k = 0; k < group->wave_count; k++)
+            let_go(group->waves[k]);
         group->wave_count = 0;
         group->op_count = 0;
     }

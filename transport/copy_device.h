@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside transport/: copies between GPU memory and host memory of this process, on streams of the library's own.
+ * Inside transport/: copies between GPU memory and host memory of this process, on streams of the
+ * library's own.
  *
- * It must not know: batches, peers, Mooncake. Copies of one device, direction and method (copy engine or kernel) gather in a wave; a
- * wave goes out as one call when it is full, when somebody asks for one of its copies, or at once unless submits are being
- * deferred. A wave lives until every group that has copies in it has let go.
+ * It must not know: batches, peers, Mooncake. Copies of one device, direction and method (copy
+ * engine or kernel) gather in a wave; a wave goes out as one call when it is full, when somebody
+ * asks for one of its copies, or at once unless submits are being deferred. A wave lives until
+ * every group that has copies in it has let go.
  */
 #ifndef TIDEPOOL_COPY_DEVICE_H
 #define TIDEPOOL_COPY_DEVICE_H
@@ -16,7 +18,8 @@
 #include "transport/copy_host.h"
 
 #define TP_DEVICES 64
-#define TP_DEVICE_GROUPS 4 /* devices x directions x kinds of host memory in one submit; nearly always one */
+#define TP_DEVICE_GROUPS                                                                           \
+    4 /* devices x directions x kinds of host memory in one submit; nearly always one */
 
 struct tp_wave;
 
@@ -24,11 +27,13 @@ struct tp_wave;
 struct tp_device_group {
     int device;
     bool to_device;
-    bool host_mapped; /* the GPU can read and write the host side by itself (CUDA VMM or registered memory) */
+    bool host_mapped; /* the GPU can read and write the host side by itself (CUDA VMM or registered
+                         memory) */
     struct tp_copy_op *ops;
     uint32_t op_count, op_room;
     struct tp_wave **waves; /* after start */
     uint32_t wave_count, wave_room;
+    bool failed; /* some copies found no wave */
 };
 
 struct tp_device_job {
@@ -39,27 +44,33 @@ struct tp_device_job {
 enum tp_device_state { TP_DEVICE_RUNNING, TP_DEVICE_DONE, TP_DEVICE_FAILED };
 
 /*
- * Append a copy; `device` is the GPU of the device side. *ret_group is the group it lies in. Merged with the copy before when it
- * continues that at both ends. 0, -ENODEV (this GPU cannot be used: no active primary context, or the driver lacks what is
- * needed), -ENOSPC (too many groups) or -ENOMEM; the job is then unchanged. Takes no lock once the device is known.
+ * Append a copy; `device` is the GPU of the device side. *ret_group is the group it lies in. Merged
+ * with the copy before when it continues that at both ends. 0, -ENODEV (this GPU cannot be used: no
+ * active primary context, or the driver lacks what is needed), -ENOSPC (too many groups) or
+ * -ENOMEM; the job is then unchanged. Takes no lock once the device is known.
  */
-int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool host_mapped, void *to, const void *from,
-                  size_t bytes, uint8_t *ret_group);
+int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool host_mapped, void *to,
+                  const void *from, size_t bytes, uint8_t *ret_group);
 
-/* Hand all copies to their waves. Calls the driver when a wave goes out; no lock is held meanwhile. */
+/* Hand all copies to their waves. Calls the driver when a wave goes out; no lock is held meanwhile.
+ */
 void tp_device_start(struct tp_device_job *job);
 
-/* The state of a group (of all: TP_DEVICE_GROUPS) as far as it is known: two loads a wave, no driver call. */
+/* The state of a group (of all: TP_DEVICE_GROUPS) as far as it is known: two loads a wave, no
+ * driver call. */
 enum tp_device_state tp_device_look(const struct tp_device_job *job, unsigned group);
 
-/* Ask the driver, and send waves out that are still gathering. At most one query every few microseconds a wave. */
+/* Ask the driver, and send waves out that are still gathering. At most one query every few
+ * microseconds a wave. */
 void tp_device_poll(struct tp_device_job *job);
 
-/* Let go of the waves and forget the copies; only when tp_device_look no longer says RUNNING. Keeps the arrays. */
+/* Let go of the waves and forget the copies; only when tp_device_look no longer says RUNNING. Keeps
+ * the arrays. */
 void tp_device_reset(struct tp_device_job *job);
 void tp_device_release(struct tp_device_job *job);
 
-/* Between begin and end, submits of this thread gather in waves; end sends out what has gathered. Nest. */
+/* Between begin and end, submits of this thread gather in waves; end sends out what has gathered.
+ * Nest. */
 void tp_device_defer_begin(void);
 void tp_device_defer_end(void);
 

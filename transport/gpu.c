@@ -2,12 +2,14 @@
 /*
  * One GPU: context, streams, kernel, and the calls that copy.
  *
- * The application's primary context is retained and pushed around each call, never created: a context of ours would cost the GPU
- * some 500 MiB. Streams are non-blocking (they do not wait for the legacy stream) and of the lowest priority. Every call
- * runs in the relaxed capture mode, so that a graph that another thread is capturing stays valid.
+ * The application's primary context is retained and pushed around each call, never created: a
+ * context of ours would cost the GPU some 500 MiB. Streams are non-blocking (they do not wait for
+ * the legacy stream) and of the lowest priority. Every call runs in the relaxed capture mode, so
+ * that a graph that another thread is capturing stays valid.
  *
- * Measured on an H200 (GB/s to / from the GPU, 64 MiB of host VMM memory): one cuMemcpyBatchAsync 40 / 40 at 64 KiB, 50 / 50 at 256
- * KiB, 53 / 54 at 1 MiB, 55 / 55 at 16 MiB; the kernel with 8 thread blocks of 512 threads 50 / 52 from 4 KiB to 1 MiB.
+ * Measured on an H200 (GB/s to / from the GPU, 64 MiB of host VMM memory): one cuMemcpyBatchAsync
+ * 40 / 40 at 64 KiB, 50 / 50 at 256 KiB, 53 / 54 at 1 MiB, 55 / 55 at 16 MiB; the kernel with 8
+ * thread blocks of 512 threads 50 / 52 from 4 KiB to 1 MiB.
  *
  * It must not know: waves, who waits.
  */
@@ -19,15 +21,18 @@
 
 #include "env/cuda.h"
 #include "env/env.h"
-#include "env/stats.h"
+#include "transport/calibrate.h"
 #include "transport/copy_device.h"
 #include "transport/gather_ptx.h"
 
 #define STREAMS 2 /* the end of one list overlaps the start of the next */
 #define KERNEL_THREADS 512
-#define KERNEL_BLOCKS 8         /* fill the link from 4 KiB up; leave the GPU to its owner */
-#define KERNEL_BLOCKS_TINY 16   /* below 4 KiB a copy */
-#define KERNEL_MAX_DEFAULT (UINT64_C(512) << 10)
+#define KERNEL_BLOCKS 8       /* fill the link from 4 KiB up; leave the GPU to its owner */
+#define KERNEL_BLOCKS_TINY 16 /* below 4 KiB a copy */
+#define MAKE_STACK_BYTES ((size_t)8 << 20) /* the driver compiles PTX in the calling thread */
+/* Until it is calibrated. With waves behind each other the copy engines reach 54 GB/s from 64 KiB
+ * copies up. */
+#define KERNEL_MAX_DEFAULT (UINT64_C(48) << 10)
 
 struct tp_gpu {
     int device;
@@ -37,11 +42,15 @@ struct tp_gpu {
     tp_cu_function kernel; /* NULL: none */
     unsigned blocks;       /* 0: by size */
     _Atomic uint64_t kernel_max[2];
+    _Atomic bool lost; /* its context no longer works: nothing more is sent */
 };
 
-static _Atomic(struct tp_gpu *) gpus[TP_DEVICES];
-static _Atomic bool refused[TP_DEVICES];
-static pthread_mutex_t gpu_lock = PTHREAD_MUTEX_INITIALIZER;
+enum gpu_state { GPU_IDLE, GPU_BEGUN, GPU_REFUSED };
+
+static struct {
+    _Atomic(struct tp_gpu *) gpu; /* NULL until it is ready */
+    _Atomic int state;            /* enum gpu_state: BEGUN also when ready */
+} gpus[TP_DEVICES];
 
 /* The context of one call: pushed, in the relaxed capture mode. */
 struct visit {
@@ -64,21 +73,24 @@ static void leave(const struct visit *visit) {
     tp_cuda_end(visit->cuda, visit->mode);
 }
 
-/* ---- making one --------------------------------------------------------------------------------------------------------- */
+/* ---- making one
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 static bool make_streams(struct tp_gpu *gpu, const struct tp_cuda *cuda) {
     int least = 0;
     int greatest = 0;
     (void)cuda->priority_range(&least, &greatest);
     for (unsigned i = 0; i < 2 * STREAMS; i++) {
-        if (cuda->stream_create(&gpu->streams[i / STREAMS][i % STREAMS], TP_CU_STREAM_NON_BLOCKING, least) !=
-            TP_CUDA_SUCCESS)
+        if (cuda->stream_create(&gpu->streams[i / STREAMS][i % STREAMS], TP_CU_STREAM_NON_BLOCKING,
+                                least) != TP_CUDA_SUCCESS)
             return false;
     }
     return true;
 }
 
-static void load_kernel(struct tp_gpu *gpu, const struct tp_cuda *cuda, const struct tp_engine_config *config) {
+static void load_kernel(struct tp_gpu *gpu, const struct tp_cuda *cuda,
+                        const struct tp_engine_config *config) {
     tp_cu_module module = NULL;
     uint64_t limit = config->kernel_max_bytes ? config->kernel_max_bytes : KERNEL_MAX_DEFAULT;
     if (config->copy_engine == TP_COPY_DMA)
@@ -88,8 +100,9 @@ static void load_kernel(struct tp_gpu *gpu, const struct tp_cuda *cuda, const st
         result = cuda->module_function(&gpu->kernel, module, "tp_gather");
     if (result != TP_CUDA_SUCCESS) {
         gpu->kernel = NULL;
-        tp_log(TP_LOG_WARN, "GPU %d: the copy kernel cannot be loaded (%s); its copy engines do all copies", gpu->device,
-               tp_cuda_error(result));
+        tp_log(TP_LOG_WARN,
+               "GPU %d: the copy kernel cannot be loaded (%s); its copy engines do all copies",
+               gpu->device, tp_cuda_error(result));
         return;
     }
     if (config->copy_engine == TP_COPY_KERNEL)
@@ -98,62 +111,103 @@ static void load_kernel(struct tp_gpu *gpu, const struct tp_cuda *cuda, const st
     atomic_store(&gpu->kernel_max[1], limit);
 }
 
-/* Retain the primary context if the application has made it active; then all that copies need, in it. */
-static struct tp_gpu *make_gpu(int device, const struct tp_cuda *cuda) {
-    const struct tp_engine_config *config = &tp_config()->engine;
+static bool primary_active(const struct tp_cuda *cuda, int device) {
     unsigned flags = 0;
     int active = 0;
+    tp_cu_device handle = 0;
+    int mode = tp_cuda_begin(cuda);
+    bool found = cuda->device_get(&handle, device) == TP_CUDA_SUCCESS &&
+                 cuda->primary_get_state(handle, &flags, &active) == TP_CUDA_SUCCESS && active;
+    tp_cuda_end(cuda, mode);
+    return found;
+}
+
+/* All that copies need, in the application's primary context. NULL: refused, with a line why. */
+static struct tp_gpu *make_gpu(int device, const struct tp_cuda *cuda) {
+    const struct tp_engine_config *config = &tp_config()->engine;
     struct visit visit;
     tp_cu_device handle = 0;
-    if (cuda->device_get(&handle, device) != TP_CUDA_SUCCESS ||
-        cuda->primary_get_state(handle, &flags, &active) != TP_CUDA_SUCCESS || !active)
-        return NULL;
     struct tp_gpu *gpu = calloc(1, sizeof(*gpu));
-    if (!gpu || cuda->primary_retain(&gpu->context, handle) != TP_CUDA_SUCCESS) {
-        free(gpu);
+    if (!gpu)
         return NULL;
-    }
-    gpu->device = device;
-    gpu->blocks = config->kernel_blocks;
-    bool made = false;
-    if (enter(gpu, &visit)) {
-        made = make_streams(gpu, cuda);
+    if (cuda->device_get(&handle, device) == TP_CUDA_SUCCESS &&
+        cuda->primary_retain(&gpu->context, handle) == TP_CUDA_SUCCESS) {
+        bool made = false;
+        gpu->device = device;
+        gpu->blocks = config->kernel_blocks;
+        if (enter(gpu, &visit)) {
+            made = make_streams(gpu, cuda);
+            if (made)
+                load_kernel(gpu, cuda, config);
+            leave(&visit);
+        }
         if (made)
-            load_kernel(gpu, cuda, config);
-        leave(&visit);
+            return gpu;
+        (void)cuda->primary_release(handle);
     }
-    if (made)
-        return gpu;
-    tp_log(TP_LOG_WARN, "GPU %d: streams cannot be made; its transfers are left to Mooncake", device);
-    atomic_store(&refused[device], true);
-    (void)cuda->primary_release(handle);
+    tp_log(TP_LOG_WARN,
+           "GPU %d: its context or streams cannot be used; its transfers are left to Mooncake",
+           device);
     free(gpu);
     return NULL;
+}
+
+/* The thread that makes one. Detached: it ends by itself within a fraction of a second, and owns
+ * nothing that others wait for. */
+static void *run_make(void *arg) {
+    int device = (int)(intptr_t)arg;
+    struct tp_gpu *gpu = make_gpu(device, tp_cuda(false, NULL));
+    if (!gpu) {
+        atomic_store(&gpus[device].state, GPU_REFUSED);
+        return NULL;
+    }
+    atomic_store_explicit(&gpus[device].gpu, gpu, memory_order_release);
+    tp_calibrate(gpu);
+    return NULL;
+}
+
+void tp_gpu_prepare(int device) {
+    if (device < 0 || device >= TP_DEVICES || tp_inert() ||
+        atomic_load_explicit(&gpus[device].state, memory_order_relaxed) != GPU_IDLE ||
+        !tp_cuda_has(TP_CUDA_COPY) || !primary_active(tp_cuda(false, NULL), device))
+        return;
+    int idle = GPU_IDLE;
+    if (!atomic_compare_exchange_strong(&gpus[device].state, &idle, GPU_BEGUN))
+        return;
+    pthread_t thread;
+    int rc = tp_thread_start_deep("tidepool-gpu", MAKE_STACK_BYTES, run_make,
+                                  (void *)(intptr_t)device, &thread);
+    if (rc == 0) {
+        pthread_detach(thread);
+        return;
+    }
+    atomic_store(&gpus[device].state, GPU_REFUSED);
+    tp_log(TP_LOG_WARN,
+           "GPU %d: no thread can be started to make it ready (error %d); its transfers are left "
+           "to Mooncake",
+           device, -rc);
 }
 
 struct tp_gpu *tp_gpu_get(int device) {
     if (device < 0 || device >= TP_DEVICES || tp_inert())
         return NULL;
-    struct tp_gpu *gpu = atomic_load_explicit(&gpus[device], memory_order_acquire);
-    if (gpu || atomic_load_explicit(&refused[device], memory_order_relaxed) || !tp_cuda_has(TP_CUDA_COPY))
-        return gpu;
-    const struct tp_cuda *cuda = tp_cuda(false, NULL);
-    struct tp_gpu *made = make_gpu(device, cuda); /* without the lock: it calls the driver */
-    pthread_mutex_lock(&gpu_lock);
-    gpu = atomic_load(&gpus[device]);
-    if (!gpu && made) {
-        atomic_store_explicit(&gpus[device], made, memory_order_release);
-        gpu = made;
-        made = NULL;
-    }
-    pthread_mutex_unlock(&gpu_lock);
-    /* Two threads at once: the second's streams stay unused, which costs nothing worth the code to undo it. */
-    free(made);
-    return gpu;
+    struct tp_gpu *gpu = atomic_load_explicit(&gpus[device].gpu, memory_order_acquire);
+    if (!gpu)
+        tp_gpu_prepare(device);
+    return gpu && !atomic_load_explicit(&gpu->lost, memory_order_relaxed) ? gpu : NULL;
+}
+
+int tp_gpu_device(const struct tp_gpu *gpu) {
+    return gpu->device;
 }
 
 uint64_t tp_gpu_kernel_max(const struct tp_gpu *gpu, bool to_device) {
-    return gpu->kernel ? atomic_load_explicit(&gpu->kernel_max[to_device], memory_order_relaxed) : 0;
+    return gpu->kernel ? atomic_load_explicit(&gpu->kernel_max[to_device], memory_order_relaxed)
+                       : 0;
+}
+
+void tp_gpu_set_kernel_max(struct tp_gpu *gpu, bool to_device, uint64_t bytes) {
+    atomic_store_explicit(&gpu->kernel_max[to_device], bytes, memory_order_relaxed);
 }
 
 void *tp_gpu_pinned_alloc(struct tp_gpu *gpu, size_t bytes) {
@@ -161,10 +215,47 @@ void *tp_gpu_pinned_alloc(struct tp_gpu *gpu, size_t bytes) {
     void *memory = NULL;
     if (!enter(gpu, &visit))
         return NULL;
-    if (visit.cuda->host_alloc(&memory, bytes, TP_CU_HOST_ALLOC_PORTABLE | TP_CU_HOST_ALLOC_DEVICEMAP) != TP_CUDA_SUCCESS)
+    if (visit.cuda->host_alloc(&memory, bytes,
+                               TP_CU_HOST_ALLOC_PORTABLE | TP_CU_HOST_ALLOC_DEVICEMAP) !=
+        TP_CUDA_SUCCESS)
         memory = NULL;
     leave(&visit);
     return memory;
+}
+
+void tp_gpu_pinned_free(struct tp_gpu *gpu, void *memory) {
+    struct visit visit;
+    if (memory && enter(gpu, &visit)) {
+        (void)visit.cuda->host_free(memory);
+        leave(&visit);
+    }
+}
+
+tp_cu_deviceptr tp_gpu_memory_alloc(struct tp_gpu *gpu, size_t bytes) {
+    struct visit visit;
+    tp_cu_deviceptr memory = 0;
+    if (!enter(gpu, &visit))
+        return 0;
+    if (visit.cuda->device_alloc(&memory, bytes) != TP_CUDA_SUCCESS)
+        memory = 0;
+    leave(&visit);
+    return memory;
+}
+
+void tp_gpu_memory_free(struct tp_gpu *gpu, tp_cu_deviceptr memory) {
+    struct visit visit;
+    if (memory && enter(gpu, &visit)) {
+        (void)visit.cuda->device_free(memory);
+        leave(&visit);
+    }
+}
+
+void tp_gpu_event_free(struct tp_gpu *gpu, tp_cu_event event) {
+    struct visit visit;
+    if (event && enter(gpu, &visit)) {
+        (void)visit.cuda->event_destroy(event);
+        leave(&visit);
+    }
 }
 
 tp_cu_event tp_gpu_event(struct tp_gpu *gpu) {
@@ -178,28 +269,44 @@ tp_cu_event tp_gpu_event(struct tp_gpu *gpu) {
     return event;
 }
 
-/* ---- copying ------------------------------------------------------------------------------------------------------------ */
+/* ---- copying
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
-static tp_cu_result send_kernel(const struct tp_gpu *gpu, const struct tp_cuda *cuda, const struct tp_copy_op *ops, uint32_t count,
-                                uint64_t bytes, tp_cu_stream stream) {
-    unsigned blocks = gpu->blocks ? gpu->blocks : bytes / count < 4096 ? KERNEL_BLOCKS_TINY : KERNEL_BLOCKS;
+static tp_cu_result send_kernel(const struct tp_gpu *gpu, const struct tp_cuda *cuda,
+                                const struct tp_copy_op *ops, uint32_t count, tp_cu_stream stream) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += ops[i].bytes;
+    unsigned blocks = gpu->blocks            ? gpu->blocks
+                      : bytes / count < 4096 ? KERNEL_BLOCKS_TINY
+                                             : KERNEL_BLOCKS;
     unsigned group = 1; /* copies that a warp takes at a time */
     void *parameters[] = {&ops, &count, &group};
-    return cuda->launch(gpu->kernel, blocks, 1, 1, KERNEL_THREADS, 1, 1, 0, stream, parameters, NULL);
+    return cuda->launch(gpu->kernel, blocks, 1, 1, KERNEL_THREADS, 1, 1, 0, stream, parameters,
+                        NULL);
 }
 
-/* One call for all where the driver has it (12.8), else one a copy. */
-static tp_cu_result send_engine(const struct tp_cuda *cuda, const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
-                                tp_cu_stream stream) {
+static tp_cu_result send_singly(const struct tp_cuda *cuda, const struct tp_copy_op *ops,
+                                uint32_t count, tp_cu_stream stream) {
+    tp_cu_result result = TP_CUDA_SUCCESS;
+    for (uint32_t i = 0; i < count && result == TP_CUDA_SUCCESS; i++)
+        result =
+            cuda->memcpy_async((uintptr_t)ops[i].to, (uintptr_t)ops[i].from, ops[i].bytes, stream);
+    return result;
+}
+
+/*
+ * One call for all where the driver has it (12.8), else one a copy; also after a batch that was
+ * refused: copies of it that did start come first in the same stream, so they are only done twice.
+ */
+static tp_cu_result send_engine(const struct tp_cuda *cuda, const struct tp_copy_op *ops,
+                                uint32_t count, uint64_t *scratch, tp_cu_stream stream) {
     struct tp_cu_copy_attributes attributes = {.source_order = TP_CU_SOURCE_ORDER_STREAM};
     size_t index = 0;
     size_t failed = 0;
-    if (!cuda->memcpy_batch || count == 1) {
-        tp_cu_result result = TP_CUDA_SUCCESS;
-        for (uint32_t i = 0; i < count && result == TP_CUDA_SUCCESS; i++)
-            result = cuda->memcpy_async((uintptr_t)ops[i].to, (uintptr_t)ops[i].from, ops[i].bytes, stream);
-        return result;
-    }
+    if (!cuda->memcpy_batch || count == 1)
+        return send_singly(cuda, ops, count, stream);
     uint64_t *to = scratch;
     uint64_t *from = scratch + count;
     size_t *bytes = scratch + 2 * (size_t)count;
@@ -208,35 +315,74 @@ static tp_cu_result send_engine(const struct tp_cuda *cuda, const struct tp_copy
         from[i] = (uintptr_t)ops[i].from;
         bytes[i] = ops[i].bytes;
     }
-    return cuda->memcpy_batch(to, from, bytes, count, &attributes, &index, 1, &failed, stream);
+    tp_cu_result result =
+        cuda->memcpy_batch(to, from, bytes, count, &attributes, &index, 1, &failed, stream);
+    return result == TP_CUDA_SUCCESS ? result : send_singly(cuda, ops, count, stream);
 }
 
-tp_cu_result tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method method, bool to_device, const struct tp_copy_op *ops,
-                         uint32_t count, uint64_t *scratch, tp_cu_event event) {
+static void give_kernel_up(struct tp_gpu *gpu, tp_cu_result why) {
+    if (tp_gpu_kernel_max(gpu, false) || tp_gpu_kernel_max(gpu, true))
+        tp_log(TP_LOG_WARN,
+               "GPU %d: the copy kernel cannot be started (%s); its copy engines do all copies",
+               gpu->device, tp_cuda_error(why));
+    tp_gpu_set_kernel_max(gpu, false, 0);
+    tp_gpu_set_kernel_max(gpu, true, 0);
+}
+
+/* Wait until nothing of ours is under way. False: the context is lost. Needs no current context. */
+static bool settle(struct tp_gpu *gpu, const struct tp_cuda *cuda) {
+    bool settled = true;
+    for (unsigned i = 0; i < 2 * STREAMS; i++)
+        settled =
+            cuda->stream_synchronize(gpu->streams[i / STREAMS][i % STREAMS]) == TP_CUDA_SUCCESS &&
+            settled;
+    if (!settled)
+        atomic_store_explicit(&gpu->lost, true, memory_order_relaxed);
+    return settled;
+}
+
+tp_cu_result tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to_device,
+                         const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
+                         tp_cu_event event) {
     struct visit visit;
-    uint64_t bytes = 0;
-    if (!enter(gpu, &visit))
+    if (!enter(gpu, &visit)) {
+        atomic_store_explicit(&gpu->lost, true, memory_order_relaxed);
         return TP_CUDA_ERROR_INVALID_CONTEXT;
-    for (uint32_t i = 0; i < count; i++)
-        bytes += ops[i].bytes;
-    tp_cu_stream stream = gpu->streams[to_device][atomic_fetch_add_explicit(&gpu->turn, 1, memory_order_relaxed) % STREAMS];
-    tp_cu_result result = method == TP_GPU_KERNEL ? send_kernel(gpu, visit.cuda, ops, count, bytes, stream)
-                                                  : send_engine(visit.cuda, ops, count, scratch, stream);
-    /* Recorded also after an error: some of the copies may be under way, and memory in use must not be let go. */
-    tp_cu_result recorded = visit.cuda->event_record(event, stream);
-    if (result != TP_CUDA_SUCCESS && recorded == TP_CUDA_SUCCESS)
-        (void)visit.cuda->stream_synchronize(stream);
+    }
+    uint32_t turn = atomic_fetch_add_explicit(&gpu->turn, 1, memory_order_relaxed);
+    tp_cu_stream stream = gpu->streams[to_device][turn % STREAMS];
+    tp_cu_result result = TP_CUDA_SUCCESS;
+    if (*method == TP_GPU_KERNEL) {
+        result = send_kernel(gpu, visit.cuda, ops, count, stream);
+        if (result != TP_CUDA_SUCCESS) {
+            give_kernel_up(gpu, result);
+            *method = TP_GPU_ENGINE;
+        }
+    }
+    if (*method == TP_GPU_ENGINE)
+        result = send_engine(visit.cuda, ops, count, scratch, stream);
+    tp_cu_result recorded =
+        result == TP_CUDA_SUCCESS ? visit.cuda->event_record(event, stream) : result;
+    /* Some of the copies may be under way. An event that could not be recorded counts as passed,
+     * which is right after this. */
+    if (recorded != TP_CUDA_SUCCESS && settle(gpu, visit.cuda))
+        recorded = result;
     leave(&visit);
-    if (result == TP_CUDA_SUCCESS)
-        tp_count(method == TP_GPU_KERNEL ? TP_KERNEL_BYTES : TP_DMA_BYTES, bytes);
-    return result == TP_CUDA_SUCCESS ? recorded : result;
+    return recorded;
 }
 
 tp_cu_result tp_gpu_query(struct tp_gpu *gpu, tp_cu_event event) {
+    const struct tp_cuda *cuda = tp_cuda(false, NULL);
     struct visit visit;
-    if (!enter(gpu, &visit))
-        return TP_CUDA_ERROR_INVALID_CONTEXT;
-    tp_cu_result result = visit.cuda->event_query(event);
-    leave(&visit);
+    bool entered =
+        enter(gpu, &visit); /* events and streams know their context; without it is good enough */
+    int mode = entered ? 0 : tp_cuda_begin(cuda);
+    tp_cu_result result = cuda->event_query(event);
+    if (result != TP_CUDA_SUCCESS && result != TP_CUDA_ERROR_NOT_READY && settle(gpu, cuda))
+        result = TP_CUDA_SUCCESS;
+    if (entered)
+        leave(&visit);
+    else
+        tp_cuda_end(cuda, mode);
     return result;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside transport/: one GPU as this process uses it: its primary context, streams, the copy kernel, and sending a list of copies. No
- * queueing and no waiting: copy_device.c does that.
+ * Inside transport/: one GPU as this process uses it: its primary context, streams, the copy
+ * kernel, and sending a list of copies. No queueing and no waiting: copy_device.c does that.
  */
 #ifndef TIDEPOOL_GPU_H
 #define TIDEPOOL_GPU_H
@@ -18,28 +18,52 @@ enum tp_gpu_method { TP_GPU_ENGINE, TP_GPU_KERNEL, TP_GPU_METHODS };
 struct tp_gpu; /* lives for ever once made */
 
 /*
- * The GPU with this ordinal, if its primary context is active (it is then retained for good; never created) and the driver has
- * what copies need; else NULL. The first call for a device loads the kernel and makes streams; later ones are a load. Any thread.
+ * The GPU with this ordinal once it is ready; else NULL. The first call starts the making (see
+ * tp_gpu_prepare); later ones are two loads. NULL again after its context was lost. Any thread;
+ * waits for nothing.
  */
 struct tp_gpu *tp_gpu_get(int device);
 
+/*
+ * Let a thread of its own make the GPU ready (compiling the kernel takes tens of milliseconds), if
+ * its primary context is active (it is then retained for good; never created) and the driver has
+ * what copies need. Does nothing when that has begun before.
+ */
+void tp_gpu_prepare(int device);
+
+int tp_gpu_device(const struct tp_gpu *gpu);
+
 /* The largest copy that the kernel shall do, for this direction; 0: none. */
 uint64_t tp_gpu_kernel_max(const struct tp_gpu *gpu, bool to_device);
+void tp_gpu_set_kernel_max(struct tp_gpu *gpu, bool to_device, uint64_t bytes);
 
-/* Pinned memory that every GPU can read; NULL when there is none. */
+/* Pinned memory that every GPU can read, and memory of this GPU (0: none); NULL when there is none.
+ */
 void *tp_gpu_pinned_alloc(struct tp_gpu *gpu, size_t bytes);
+void tp_gpu_pinned_free(struct tp_gpu *gpu, void *memory);
+tp_cu_deviceptr tp_gpu_memory_alloc(struct tp_gpu *gpu, size_t bytes);
+void tp_gpu_memory_free(struct tp_gpu *gpu, tp_cu_deviceptr memory);
 
 /* An event without timing, NULL when the driver refuses. */
 tp_cu_event tp_gpu_event(struct tp_gpu *gpu);
+void tp_gpu_event_free(struct tp_gpu *gpu, tp_cu_event event);
 
 /*
- * Send `count` copies (in pinned memory for the kernel) and record `event` behind them. The copies may run in any order.
- * Returns a driver result. `scratch` holds room for 3 * count words, for the copy engines' lists.
+ * Send `count` copies (in pinned memory for the kernel) and record `event` behind them. The copies
+ * may run in any order. *method is what shall be used, and then what was: a kernel that the driver
+ * refuses to start is replaced by the copy engines. Returns a driver result; after an error nothing
+ * of it is under way any more. `scratch` holds room for 3 * count words, for the copy engines'
+ * lists.
  */
-tp_cu_result tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method method, bool to_device, const struct tp_copy_op *ops,
-                         uint32_t count, uint64_t *scratch, tp_cu_event event);
+tp_cu_result tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to_device,
+                         const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
+                         tp_cu_event event);
 
-/* TP_CUDA_SUCCESS when the event has passed, TP_CUDA_ERROR_NOT_READY, or an error. */
+/*
+ * TP_CUDA_SUCCESS when the event has passed, TP_CUDA_ERROR_NOT_READY, or an error: then the context
+ * is lost, and the GPU with it. A query that fails is followed by waiting for the streams, so that
+ * memory is never let go under a copy.
+ */
 tp_cu_result tp_gpu_query(struct tp_gpu *gpu, tp_cu_event event);
 
 #endif

@@ -17,7 +17,8 @@
 #include "env/stats.h"
 
 #define MESSAGES_A_TURN 32
-#define RENAMES 64 /* a store is named once; every name is kept for ever (names.c) */
+#define CUMEM_PIECES 2 /* asked for in one message */
+#define RENAMES 64     /* a store is named once; every name is kept for ever (names.c) */
 
 int tp_link_begin(struct tp_link *link, int fd, const uint8_t instance[static 16],
                   const struct tp_link_self *self, uint64_t now_ms) {
@@ -229,12 +230,6 @@ static enum tp_link_end segment_added(struct tp_link *link, const struct tp_msg_
     if (tp_wire_check_segment(message) != 0 || segment_by_id(link, message->segment_id) ||
         overlaps(link, message))
         return TP_LINK_BROKEN;
-    if (message->kind != TP_WIRE_MMAP) {
-        tp_log(TP_LOG_INFO, "a store publishes CUDA memory, which this version does not import: "
-                            "its transfers are left "
-                            "to Mooncake");
-        return TP_LINK_LIVES;
-    }
     uint32_t i = 0;
     while (i < TP_WIRE_MAX_SEGMENTS &&
            atomic_load(&link->peer->segments[i].state) != TP_SEGMENT_EMPTY)
@@ -287,10 +282,10 @@ static enum tp_link_end pieces_came(struct tp_link *link, const struct tp_msg_pi
     struct tp_peer_segment *segment = segment_by_id(link, message->segment_id);
     for (unsigned i = 0; i < fd_count && segment; i++) {
         static atomic_flag said = ATOMIC_FLAG_INIT;
-        int error = tp_import_piece(segment, message->first + i, fds[i]);
+        int error = tp_import_piece(link->peer, segment, message->first + i, fds[i]);
         if (error == -EPROTO)
             return TP_LINK_BROKEN;
-        if (error)
+        if (error && error != -EREMOTEIO)
             tp_log_once(&said, TP_LOG_WARN,
                         "cannot map piece %u of store %s: %s; requests to it are left to Mooncake",
                         message->first + i, link->name ? link->name->text : "", strerror(-error));
@@ -374,7 +369,10 @@ static struct tp_msg_pieces next_wanted(struct tp_peer_segment *segment) {
             segment->next_piece++;
         next.first = segment->next_piece;
     }
-    while (next.first + next.count < total && next.count < TP_WIRE_MAX_FDS &&
+    /* The driver takes tens of milliseconds for a piece, and the thread has other stores to look
+     * after. */
+    uint32_t most = segment->message.kind == TP_WIRE_CUMEM ? CUMEM_PIECES : TP_WIRE_MAX_FDS;
+    while (next.first + next.count < total && next.count < most &&
            !segment->asked[next.first + next.count])
         next.count++;
     return next;
@@ -422,7 +420,7 @@ enum tp_link_end tp_link_work(struct tp_link *link, uint64_t now_ms, bool *ret_b
         uint32_t state = atomic_load(&segment->state);
         if (state == TP_SEGMENT_GONE && atomic_load(&link->peer->refs) == 0)
             tp_import_drop(segment);
-        if (state != TP_SEGMENT_LIVE)
+        if (state != TP_SEGMENT_LIVE || !tp_import_ready(segment))
             continue;
         enum tp_link_end end = ask(link, segment, &in_flight);
         if (end != TP_LINK_LIVES)
@@ -430,7 +428,7 @@ enum tp_link_end tp_link_work(struct tp_link *link, uint64_t now_ms, bool *ret_b
         if (!prefaulted)
             prefaulted = tp_import_prefault(segment);
     }
-    *ret_busy |= prefaulted;
+    *ret_busy |= prefaulted | tp_import_open(link->peer);
     return TP_LINK_LIVES;
 }
 
@@ -460,6 +458,10 @@ bool tp_link_drain(struct tp_link *link) {
             tp_import_drop(&link->peer->segments[i]);
     }
     atomic_store(&link->peer->segment_high, 0);
+    atomic_store(&link->peer->devices, 0);
+    atomic_store(&link->peer->devices_wanted, 0);
+    link->peer->opening = 0;
+    link->peer->shut = 0;
     atomic_store(&link->peer->name, NULL);
     link->name = NULL;
     link->state = TP_LINK_FREE;

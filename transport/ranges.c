@@ -12,20 +12,25 @@
  */
 #include "transport/ranges.h"
 
+#include <ctype.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "env/cuda.h"
 #include "env/env.h"
+#include "transport/copy_device.h"
+#include "transport/gpu.h"
 #include "transport/transport.h"
 
 #define RANGES 4096 /* further ones cost a driver call a request */
 
 struct range {
     _Atomic uintptr_t first, end;
-    /* An enum tp_memory, UNKNOWN until the first use, and above it the GPU's ordinal. While UNKNOWN,
-     * the ordinal's place says whether the registration called it a GPU's. */
+    /* An enum tp_memory, UNKNOWN until the first use, and above it the GPU's ordinal. While
+     * UNKNOWN, the ordinal's place says whether the registration called it a GPU's. */
     _Atomic int owner;
 };
 
@@ -82,12 +87,27 @@ static void range_remove(long index) {
     atomic_store_explicit(&range_count, count - 1, memory_order_release);
 }
 
+/* Memory of a GPU is registered long before its first transfer: the time to make that GPU ready. */
+static void prepare_gpu(const char *location) {
+    const struct tp_engine_config *engine = &tp_config()->engine;
+    char *end = NULL;
+    if (engine->half != TP_HALF_ON || !engine->device_copy || location[4] != ':' ||
+        !isdigit((unsigned char)location[5]))
+        return;
+    unsigned long device = strtoul(location + 5, &end, 10);
+    if (*end == '\0' && device < TP_DEVICES && tp_cuda_initialised())
+        tp_gpu_prepare((int)device);
+}
+
 void tp_register_range(const void *address, size_t bytes, const char *location) {
     uintptr_t first = (uintptr_t)address;
     if (!first || !bytes || first + bytes < first || tp_inert())
         return;
-    /* A name is no proof; but memory that is called a GPU's is never copied as if it were the host's. */
+    /* A name is no proof; but memory that is called a GPU's is never copied as if it were the
+     * host's. */
     bool device = location && strncmp(location, "cuda", 4) == 0;
+    if (device)
+        prepare_gpu(location);
     write_begin();
     long before = range_search(first);
     if (before >= 0 && atomic_load_explicit(&ranges[before].first, memory_order_acquire) == first) {

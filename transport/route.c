@@ -66,8 +66,13 @@ static bool pieces_mapped(struct tp_peer_segment *segment, uint64_t inside, uint
     for (uint64_t i = inside / message->piece_bytes; i <= last; i++) {
         if (atomic_load_explicit(&segment->mapped[i], memory_order_acquire))
             continue;
-        if (atomic_exchange_explicit(&segment->wanted, (uint32_t)i + 1, memory_order_relaxed) !=
-            i + 1)
+        /* CUDA memory that waits for CUDA, perhaps for ever: one miss is enough to have it looked
+         * at.
+         */
+        uint32_t before =
+            atomic_exchange_explicit(&segment->wanted, (uint32_t)i + 1, memory_order_relaxed);
+        if (before == 0 ||
+            (before != i + 1 && atomic_load_explicit(&segment->address, memory_order_relaxed)))
             tp_peer_kick();
         return false;
     }
@@ -94,14 +99,39 @@ enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t byte
     return TP_ROUTE_OUT_OF_RANGE;
 }
 
+static bool has_cumem(const struct tp_peer *peer) {
+    uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
+    for (uint32_t i = 0; i < high; i++) {
+        const struct tp_peer_segment *segment = &peer->segments[i];
+        if (atomic_load(&segment->state) == TP_SEGMENT_LIVE &&
+            segment->message.kind == TP_WIRE_CUMEM)
+            return true;
+    }
+    return false;
+}
+
 bool tp_peer_device_access(struct tp_peer *peer, int device) {
-    (void)peer;
-    (void)device;
-    return true;
+    if (device < 0 || device >= 64)
+        return false;
+    uint64_t bit = UINT64_C(1) << device;
+    if (atomic_load_explicit(&peer->devices, memory_order_acquire) & bit || !has_cumem(peer))
+        return true;
+    if (!(atomic_load_explicit(&peer->devices_wanted, memory_order_relaxed) & bit) &&
+        !(atomic_fetch_or(&peer->devices_wanted, bit) & bit))
+        tp_peer_kick();
+    return false;
 }
 
 bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address) {
-    (void)peer;
-    (void)address;
+    uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
+    for (uint32_t i = 0; i < high; i++) {
+        struct tp_peer_segment *segment = &peer->segments[i];
+        if (atomic_load(&segment->state) == TP_SEGMENT_EMPTY ||
+            segment->message.kind != TP_WIRE_CUMEM)
+            continue;
+        uintptr_t start = (uintptr_t)atomic_load_explicit(&segment->address, memory_order_relaxed);
+        if (start && (uintptr_t)address - start < segment->message.map_bytes)
+            return true;
+    }
     return false;
 }

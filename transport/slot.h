@@ -29,7 +29,8 @@ struct tp_peer_segment {
     _Atomic uint32_t wanted; /* 1 + the piece that a request missed last, 0: none */
     _Atomic uint32_t mapped_count;
     atomic_uchar *mapped; /* one a piece */
-    char *address;        /* where the store's `base` lies here */
+    char *_Atomic
+        address; /* where the store's `base` lies here; NULL: CUDA memory, and no CUDA yet */
     struct tp_msg_segment message;
 
     /* The peer thread's own: */
@@ -38,7 +39,8 @@ struct tp_peer_segment {
     uint32_t next_piece;     /* to ask for, when nothing is wanted */
     uint32_t prefault_piece; /* where the background work on page tables is */
     uint64_t prefault_offset;
-    uint8_t *asked; /* one a piece: asked for already */
+    uint8_t *asked;   /* one a piece: asked for already */
+    uint64_t *opened; /* CUDA memory, one a piece: the GPUs that may reach it, a bit each */
 };
 
 struct tp_peer {
@@ -46,7 +48,11 @@ struct tp_peer {
     _Atomic bool alive;
     bool self;
     struct tp_name *_Atomic name;
-    _Atomic uint32_t segment_high; /* entries beyond it were never used */
+    _Atomic uint32_t segment_high;   /* entries beyond it were never used */
+    _Atomic uint64_t devices;        /* GPUs that may reach all mapped CUDA memory, a bit each */
+    _Atomic uint64_t devices_wanted; /* by any thread: GPUs that were asked about */
+    uint64_t opening; /* the peer thread's own: GPUs that get access to every piece */
+    uint64_t shut;    /* the peer thread's own: GPUs that the driver refused */
     _Alignas(64) _Atomic uint32_t refs;
     _Alignas(64) struct tp_peer_segment segments[TP_WIRE_MAX_SEGMENTS];
 };
@@ -67,12 +73,24 @@ void tp_peer_kill(struct tp_peer *peer);
 int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segment *message);
 
 /* Map piece `index` from `fd` (which stays the caller's). -EPROTO: the fd is not what the store
- * promised. Or -errno. */
-int tp_import_piece(struct tp_peer_segment *segment, uint32_t index, int fd);
+ * promised. -EREMOTEIO: the CUDA driver does not map it, one line was logged. Or -errno. */
+int tp_import_piece(struct tp_peer *peer, struct tp_peer_segment *segment, uint32_t index, int fd);
 
 /* Fill page tables of mapped pieces ahead of use, one bounded slice a call. true: there is more to
  * do now. */
 bool tp_import_prefault(struct tp_peer_segment *segment);
+
+/*
+ * May pieces of this segment be asked for? CUDA memory waits until the process has initialised
+ * CUDA, or until a request has missed a piece: then CUDA is initialised here.
+ */
+bool tp_import_ready(struct tp_peer_segment *segment);
+
+/*
+ * Let the GPUs that this process uses, or has asked about, reach what is mapped: one piece a call.
+ * true: there is more to do now.
+ */
+bool tp_import_open(struct tp_peer *peer);
 
 /* Unmap and free everything; the entry is empty. Nothing may refer to it. */
 void tp_import_drop(struct tp_peer_segment *segment);

@@ -171,4 +171,17 @@ int tp_batch_detach(uint64_t batch_id, struct tp_batch **ret_batch);
 void tp_batch_recycle(struct tp_batch *batch);
 void tp_batch_reattach(uint64_t batch_id, struct tp_batch *batch);
 
+/* ---- gathering
+ * ------------------------------------------------------------------------------------------------------------
+ */
+
+/*
+ * Between begin and end, GPU copies of this thread's submits may wait for each other, and go out
+ * together: when enough has gathered, at the first poll of one of them, or at the end. Pairs do not
+ * nest: an end that never comes (an exception) is made good by the next pair's, and polls send out
+ * what gathers meanwhile. Host memory is copied as ever.
+ */
+void tp_gather_begin(void);
+void tp_gather_end(void);
+
 #endif

@@ -26,10 +26,62 @@ static void run_fill(struct fakecuda_launch *launch) {
         memset(to, (int)value, bytes);
 }
 
+/* How many of `bytes` lie in the same allocation or mapping as the first. */
+static size_t within(CUdeviceptr address, size_t bytes) {
+    pthread_mutex_lock(&fc_lock);
+    const struct fc_range *range = fc_range_at((uintptr_t)address);
+    size_t left = range ? range->size - ((uintptr_t)address - range->address) : bytes;
+    pthread_mutex_unlock(&fc_lock);
+    return left < bytes ? left : bytes;
+}
+
+static bool copy_bytes(struct fakecuda_launch *launch, CUdeviceptr to, CUdeviceptr from,
+                       size_t bytes) {
+    while (bytes) {
+        size_t step = within(to, within(from, bytes));
+        void *target = fakecuda_span(launch, to, step, true);
+        const void *source = target ? fakecuda_span(launch, from, step, false) : NULL;
+
+        if (!source)
+            return false;
+        memcpy(target, source, step);
+        to += step;
+        from += step;
+        bytes -= step;
+    }
+    return true;
+}
+
+/* tp_gather(const struct copy *copies, unsigned count, unsigned group): the copy kernel of
+ * transport/gather.cu. */
+static void run_gather(struct fakecuda_launch *launch) {
+    struct {
+        unsigned long long to, from, bytes;
+    } copy;
+    unsigned long long address;
+    unsigned count, group;
+
+    memcpy(&address, fakecuda_param(launch, 0), sizeof address);
+    memcpy(&count, fakecuda_param(launch, 1), sizeof count);
+    memcpy(&group, fakecuda_param(launch, 2), sizeof group);
+    if (group < 1 || group > 32)
+        launch->error = CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count && launch->error == CUDA_SUCCESS; i++) {
+        const void *entry = fakecuda_span(launch, address + i * sizeof copy, sizeof copy, false);
+
+        if (!entry)
+            return;
+        memcpy(&copy, entry, sizeof copy);
+        if (!copy_bytes(launch, copy.to, copy.from, copy.bytes))
+            return;
+    }
+}
+
 static struct fc_kernel kernels[MAX_KERNELS] = {
     {.name = "fakecuda_fill", .run = run_fill, .param_bytes = {8, 8, 4}, .param_count = 3},
+    {.name = "tp_gather", .run = run_gather, .param_bytes = {8, 4, 4}, .param_count = 3},
 };
-static size_t kernel_count = 1;
+static size_t kernel_count = 2;
 
 const struct fc_kernel *fc_kernel_find(const char *name) {
     for (size_t i = 0; i < kernel_count; i++) {

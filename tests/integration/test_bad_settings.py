@@ -1,5 +1,6 @@
 """A wrong setting is one clear line that names it. A store then fails its setup; an engine runs as stock."""
 
+import ctypes
 import json
 import os
 import tempfile
@@ -65,6 +66,17 @@ def test_store(master, case):
     store = refused(master, master.store_environment(**change))
     one_error(store, word)
     assert os.listdir(master.directory) == []
+
+
+def test_store_on_cuda_memory_without_a_driver(master):
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        environment = master.store_environment(MC_STORE_CUMEM_SOCKET_DIR=master.directory)
+        del environment["MC_STORE_SHM_SEGMENT_DIR"]
+        one_error(refused(master, environment), "libcuda.so.1", "MC_STORE_CUMEM_SOCKET_DIR")
+    else:
+        pytest.skip("this machine has a CUDA driver")
 
 
 def test_store_in_a_directory_that_others_may_write_to(master):

@@ -39,6 +39,19 @@ def test_another_user_is_refused_and_works_as_stock(open_directory):
     assert any("denied" in line.lower() or "TIDEPOOL_ALLOW_UIDS" in line for line in engine.tidepool_lines)
 
 
+def test_the_store_itself_refuses_another_user(open_directory):
+    """Also where a socket's mode lets everybody connect."""
+    store = open_directory.store()
+    for path in status.sockets(open_directory.directory):
+        os.chmod(path, 0o777)
+    engine = engine_of(open_directory, NOBODY)
+    for index in range(3):
+        put(open_directory, engine, f"k{index}")
+    counters = open_directory.counters(store)
+    assert counters.clients == []
+    assert counters["clients_refused"] >= 1
+
+
 def test_a_listed_user_is_served(open_directory):
     open_directory.store(environment=open_directory.store_environment(TIDEPOOL_ALLOW_UIDS=str(NOBODY)))
     engine = engine_of(open_directory, NOBODY)

@@ -41,7 +41,8 @@ static bool one_round(struct tp_copy_job *job, unsigned char *to, unsigned char 
     bool right = true;
     for (size_t i = 0; i < blocks; i++) {
         while (!tp_copy_range_done(job, first[i], last[i])) {
-            if (round % 3 != 2 || !tp_copy_help(job))
+            /* A small lone job wakes nobody: once the helper has gone, its owner must do it. */
+            if ((round % 3 != 2 && !stop) || !tp_copy_help(job))
                 sched_yield();
         }
         size_t at = (blocks - 1 - i) * bytes;

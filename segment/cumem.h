@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside segment/: segments of CUDA VMM host memory, which have addresses of their own. */
+#ifndef TIDEPOOL_CUMEM_H
+#define TIDEPOOL_CUMEM_H
+
+#include <stdint.h>
+
+#include "segment/pieces.h"
+
+struct tp_config;
+
+/*
+ * Make a segment of at least `bytes` at a multiple of `alignment` (a power of two): pieces on the
+ * nodes in turn, mapped in one range, open to the CPU, an fd of each. No context is made. Loads and
+ * initialises the driver. `held_fds`: fds that other segments hold. 0 or -errno with one line
+ * logged.
+ */
+int tp_cumem_build(uint64_t bytes, uint64_t alignment, uint64_t held_fds,
+                   const struct tp_config *config, struct tp_pieces *ret_pieces);
+
+/* Unmap and give back all of it. Neither logs nor allocates. */
+void tp_cumem_remove(struct tp_pieces *pieces);
+
+#endif

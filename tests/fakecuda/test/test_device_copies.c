@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Claim: copies between GPU memory and the host bring the right bytes, by every method, and leave
+ * the application's contexts alone. */
+#include "device_rig.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+
+static void no_violation(void) {
+    cr_assert_eq(DRIVER(fakecuda_violations)(), 0, "%s", DRIVER(fakecuda_last_violation)());
+}
+
+static void check_random(const char *settings, bool mapped) {
+    uint64_t seed = 42;
+    struct tp_device_job job = {0};
+    load_driver(settings);
+    CUcontext before = use_device(0);
+    CUcontext after = NULL;
+    cr_assert_not_null(wait_gpu(0, 5000));
+    size_t room = 600000;
+    unsigned char *host = mapped ? pinned_memory(room) : malloc(room);
+    struct random_copies copies = {
+        .mapped = mapped, .gpu = device_memory(room), .host = host, .room = room, .largest = 90000};
+    for (int i = 0; i < 24; i++) {
+        copies.to_device = i & 1;
+        copies.count = i < 4 ? 1 : 1 + rig_random(&seed) % 200;
+        cr_assert_eq(run_random(&copies, &job, &seed), TP_DEVICE_DONE);
+    }
+    DRIVER(cuCtxGetCurrent)(&after);
+    cr_assert_eq(before, after);
+    cr_assert_eq(DRIVER(fakecuda_contexts)(), 1);
+    tp_device_release(&job);
+    no_violation();
+}
+
+Test(device_copies, random_by_copy_engine, .timeout = 60) {
+    check_random("\"copy_engine\": \"dma\"", true);
+    cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
+    cr_assert_gt(counted(TP_DMA_BYTES), 0);
+}
+
+Test(device_copies, random_by_kernel, .timeout = 60) {
+    check_random("\"copy_engine\": \"kernel\", \"kernel_blocks\": 3", true);
+    cr_assert_eq(counted(TP_DMA_BYTES), 0);
+    cr_assert_gt(counted(TP_KERNEL_BYTES), 0);
+}
+
+Test(device_copies, random_by_both, .timeout = 60) {
+    check_random("\"kernel_max_bytes\": 20000", true);
+    cr_assert_gt(counted(TP_DMA_BYTES), 0);
+    cr_assert_gt(counted(TP_KERNEL_BYTES), 0);
+}
+
+Test(device_copies, plain_host_memory_is_not_the_kernels, .timeout = 60) {
+    check_random("\"copy_engine\": \"kernel\"", false);
+    cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
+}
+
+static void check_large(const char *settings) {
+    struct tp_device_job job = {0};
+    uint64_t seed = 7;
+    uint8_t group;
+    size_t room = 20 * MIB;
+    unsigned char *want = malloc(room);
+    load_driver(settings);
+    (void)use_device(0);
+    cr_assert_not_null(wait_gpu(0, 5000));
+    CUdeviceptr gpu = device_memory(room);
+    unsigned char *host = pinned_memory(room);
+    fill_random(want, room, &seed);
+    memcpy(host, want, room);
+    /* One large copy, then the same bytes back in more pieces than a wave holds. */
+    cr_assert_eq(tp_device_add(&job, 0, true, true, (void *)(uintptr_t)gpu, host, room, &group), 0);
+    tp_device_start(&job);
+    cr_assert_eq(finish(&job), TP_DEVICE_DONE);
+    tp_device_reset(&job);
+    memset(host, 0, room);
+    size_t piece = room / 10000;
+    for (size_t i = 10000; i-- > 0;)
+        cr_assert_eq(tp_device_add(&job, 0, false, true, host + i * piece,
+                                   (void *)(uintptr_t)(gpu + i * piece), piece, &group),
+                     0);
+    cr_assert_eq(job.groups[0].op_count, 10000);
+    tp_device_start(&job);
+    cr_assert_geq(job.groups[0].wave_count, 3);
+    cr_assert_eq(finish(&job), TP_DEVICE_DONE);
+    cr_assert_eq(memcmp(host, want, piece * 10000), 0);
+    tp_device_reset(&job);
+    tp_device_release(&job);
+    no_violation();
+}
+
+Test(device_copies, many_waves_by_kernel, .timeout = 60) {
+    check_large("\"copy_engine\": \"kernel\"");
+}
+
+Test(device_copies, many_waves_by_copy_engine, .timeout = 60) {
+    check_large("\"copy_engine\": \"dma\"");
+}
+
+Test(device_copies, two_gpus_and_ranges_of_several_mappings, .timeout = 60) {
+    struct random_copies copies[2];
+    struct tp_device_job job = {0};
+    uint64_t seed = 3;
+    load_driver("\"kernel_max_bytes\": 3000");
+    for (int device = 1; device >= 0; device--) {
+        (void)use_device(device);
+        cr_assert_not_null(wait_gpu(device, 5000));
+        size_t room = 3 * 2 * MIB;
+        copies[device] = (struct random_copies){.device = device,
+                                                .mapped = true,
+                                                .gpu = pieced_memory(device, 2 * MIB, 3),
+                                                .host = pinned_memory(room),
+                                                .room = room,
+                                                .count = 400,
+                                                .largest = 60000};
+    }
+    for (int i = 0; i < 8; i++) {
+        copies[i & 1].to_device = i & 2;
+        cr_assert_eq(run_random(&copies[i & 1], &job, &seed), TP_DEVICE_DONE);
+    }
+    no_violation();
+}
+
+Test(device_copies, without_an_active_context_none_is_made, .timeout = 60) {
+    struct tp_device_job job = {0};
+    uint8_t group = 77;
+    char byte;
+    load_driver("");
+    cr_assert_eq(tp_device_add(&job, 0, true, true, (void *)4096, &byte, 1, &group), -ENODEV);
+    usleep(50000);
+    cr_assert_null(tp_gpu_get(0));
+    cr_assert_null(tp_gpu_get(-1));
+    cr_assert_null(tp_gpu_get(TP_DEVICES));
+    cr_assert_eq(DRIVER(fakecuda_contexts)(), 0);
+    cr_assert_eq(job.group_count, 0);
+    cr_assert_eq(group, 77);
+    (void)use_device(0);
+    cr_assert_not_null(wait_gpu(0, 5000), "a context that comes later is used");
+    no_violation();
+}
+
+Test(device_copies, calibration_measures_and_ends, .timeout = 60) {
+    load_driver("");
+    (void)use_device(0);
+    size_t free_before = 0;
+    size_t free_after = 0;
+    size_t total;
+    DRIVER(cuMemGetInfo_v2)(&free_before, &total);
+    struct tp_gpu *gpu = wait_gpu(0, 5000);
+    cr_assert_not_null(gpu);
+    usleep(600000);
+    DRIVER(cuMemGetInfo_v2)(&free_after, &total);
+    cr_assert_eq(free_before, free_after);
+    for (int i = 0; i < 2; i++)
+        cr_assert(tp_gpu_kernel_max(gpu, i) >= 32 << 10 && tp_gpu_kernel_max(gpu, i) <= 2 * MIB);
+    no_violation();
+}
+
+/* ---- deferring
+ * ------------------------------------------------------------------------------------------ */
+
+struct one_copy {
+    struct tp_device_job job;
+    CUdeviceptr gpu;
+    unsigned char *host;
+};
+
+static void start_one(struct one_copy *copy, unsigned char value) {
+    uint8_t group;
+    memset(copy->host, value, 100);
+    cr_assert_eq(tp_device_add(&copy->job, 0, true, true, (void *)(uintptr_t)copy->gpu, copy->host,
+                               100, &group),
+                 0);
+    tp_device_start(&copy->job);
+}
+
+static bool arrived(const struct one_copy *copy, unsigned char value) {
+    unsigned char got = 0;
+    DRIVER(fakecuda_peek)(&got, copy->gpu + 99, 1);
+    return got == value;
+}
+
+static struct one_copy make_one(void) {
+    return (struct one_copy){.gpu = device_memory(100), .host = pinned_memory(100)};
+}
+
+static void *start_plainly(void *arg) {
+    start_one(arg, 9);
+    return NULL;
+}
+
+Test(device_copies, deferred_submits_gather, .timeout = 60) {
+    load_driver("\"copy_engine\": \"kernel\"");
+    (void)use_device(0);
+    cr_assert_not_null(wait_gpu(0, 5000));
+    struct one_copy a = make_one();
+    struct one_copy b = make_one();
+    tp_device_defer_begin();
+    tp_device_defer_begin();
+    start_one(&a, 1);
+    start_one(&b, 2);
+    cr_assert_eq(a.job.groups[0].waves[0], b.job.groups[0].waves[0], "one wave for both");
+    tp_device_defer_end();
+    usleep(20000);
+    cr_assert_not(arrived(&a, 1), "the inner end sends nothing");
+    tp_device_defer_end();
+    usleep(50000);
+    cr_assert(arrived(&a, 1) && arrived(&b, 2), "the outer end does");
+    cr_assert_eq(finish(&a.job), TP_DEVICE_DONE);
+    /* a lets go; b still refers to the wave, so the next copy needs another. */
+    struct tp_wave *shared = b.job.groups[0].waves[0];
+    tp_device_reset(&a.job);
+    start_one(&a, 3);
+    cr_assert_neq(a.job.groups[0].waves[0], shared);
+    cr_assert_eq(finish(&b.job), TP_DEVICE_DONE);
+    cr_assert_eq(finish(&a.job), TP_DEVICE_DONE);
+    tp_device_reset(&b.job);
+    tp_device_reset(&a.job);
+    /* A poll sends what gathers, and so does another thread's submit. */
+    tp_device_defer_begin();
+    start_one(&a, 4);
+    cr_assert_eq(finish(&a.job), TP_DEVICE_DONE);
+    cr_assert(arrived(&a, 4));
+    tp_device_reset(&a.job);
+    start_one(&a, 5);
+    pthread_t other;
+    pthread_create(&other, NULL, start_plainly, &b);
+    pthread_join(other, NULL);
+    usleep(50000);
+    cr_assert(arrived(&a, 5) && arrived(&b, 9));
+    tp_device_defer_end();
+    cr_assert_eq(finish(&a.job), TP_DEVICE_DONE);
+    cr_assert_eq(finish(&b.job), TP_DEVICE_DONE);
+    no_violation();
+}
+
+/* ---- capture
+ * -------------------------------------------------------------------------------------------- */
+
+static void *copy_beside_capture(void *arg) {
+    struct one_copy *copy = arg;
+    start_one(copy, 6);
+    cr_assert_eq(finish(&copy->job), TP_DEVICE_DONE);
+    tp_device_reset(&copy->job);
+    return NULL;
+}
+
+Test(device_copies, a_capture_of_another_thread_stays_valid, .timeout = 60) {
+    CUstream stream;
+    CUgraph graph = NULL;
+    pthread_t other;
+    load_driver("\"copy_engine\": \"kernel\"");
+    (void)use_device(0);
+    struct one_copy copy = make_one();
+    DRIVER(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING);
+    cr_assert_eq(DRIVER(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL),
+                 CUDA_SUCCESS);
+    cr_assert_not_null(wait_gpu(0, 5000), "the kernel is loaded during the capture too");
+    pthread_create(&other, NULL, copy_beside_capture, &copy);
+    pthread_join(other, NULL);
+    cr_assert_eq(DRIVER(cuStreamEndCapture)(stream, &graph), CUDA_SUCCESS);
+    cr_assert_not_null(graph);
+    no_violation();
+}
+
+/* ---- a driver that fails
+ * --------------------------------------------------------------------------------- */
+
+/* Fail each call in turn; later copies work or are refused, and what is called done is right. */
+static enum tp_device_state fail(const char *settings, const char *rule, bool *ret_usable) {
+    uint64_t seed = 11;
+    struct tp_device_job job = {0};
+    load_driver(settings);
+    CUcontext before = use_device(0);
+    CUcontext after = NULL;
+    cr_assert_not_null(wait_gpu(0, 5000));
+    struct random_copies copies = {.mapped = true,
+                                   .to_device = true,
+                                   .gpu = device_memory(300000),
+                                   .host = pinned_memory(300000),
+                                   .room = 300000,
+                                   .count = 100,
+                                   .largest = 9000};
+    cr_assert_eq(DRIVER(fakecuda_set_failures)(rule), 0);
+    enum tp_device_state state = run_random(&copies, &job, &seed);
+    cr_assert_neq(state, TP_DEVICE_RUNNING);
+    cr_assert_eq(DRIVER(fakecuda_set_failures)(""), 0);
+    *ret_usable = tp_gpu_get(0);
+    if (*ret_usable)
+        cr_assert_eq(run_random(&copies, &job, &seed), TP_DEVICE_DONE);
+    DRIVER(cuCtxGetCurrent)(&after);
+    cr_assert_eq(before, after);
+    no_violation();
+    return state;
+}
+
+static void expect(const char *settings, const char *rule, enum tp_device_state state,
+                   bool usable) {
+    bool got = false;
+    cr_assert_eq(fail(settings, rule, &got), state, "%s", rule);
+    cr_assert_eq(got, usable, "%s", rule);
+}
+
+#define DMA "\"copy_engine\": \"dma\""
+#define KERNEL "\"copy_engine\": \"kernel\""
+
+Test(device_faults, launch, .timeout = 60) {
+    expect(KERNEL, "cuLaunchKernel:*=701", TP_DEVICE_DONE, true);
+    cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
+}
+Test(device_faults, batch, .timeout = 60) {
+    expect(DMA, "cuMemcpyBatchAsync:*=801", TP_DEVICE_DONE, true);
+}
+Test(device_faults, every_copy, .timeout = 60) {
+    expect(DMA, "cuMemcpyBatchAsync:*=1,cuMemcpyAsync:2=1", TP_DEVICE_FAILED, true);
+}
+Test(device_faults, record, .timeout = 60) {
+    expect(KERNEL, "cuEventRecord:*=2", TP_DEVICE_DONE, true);
+}
+Test(device_faults, query, .timeout = 60) {
+    expect(KERNEL, "cuEventQuery:1=999", TP_DEVICE_DONE, true);
+}
+Test(device_faults, query_and_wait, .timeout = 60) {
+    expect(KERNEL, "cuEventQuery:*=700,cuStreamSynchronize:*=700", TP_DEVICE_FAILED, false);
+}
+Test(device_faults, event, .timeout = 60) {
+    expect(DMA, "cuEventCreate:*=2", TP_DEVICE_FAILED, true);
+}
+Test(device_faults, pinned_memory, .timeout = 60) {
+    expect(KERNEL, "cuMemHostAlloc:*=2", TP_DEVICE_DONE, true);
+    cr_assert_gt(counted(TP_DMA_BYTES), 0);
+}
+Test(device_faults, push_for_the_event, .timeout = 60) {
+    expect(DMA, "cuCtxPushCurrent:1=201", TP_DEVICE_FAILED, true);
+}
+Test(device_faults, push_for_the_send, .timeout = 60) {
+    expect(DMA, "cuCtxPushCurrent:2=201", TP_DEVICE_FAILED, false);
+}
+Test(device_faults, push_for_the_query, .timeout = 60) {
+    expect(DMA, "cuCtxPushCurrent:3=201", TP_DEVICE_DONE, true);
+}
+
+/* While it is made: usable without the kernel, or not at all, and then nothing is retained. */
+static void fail_making(const char *rule, bool usable) {
+    struct tp_device_job job = {0};
+    uint64_t seed = 1;
+    load_driver(KERNEL);
+    (void)use_device(0);
+    cr_assert_eq(DRIVER(fakecuda_set_failures)(rule), 0);
+    cr_assert_eq(wait_gpu(0, usable ? 5000 : 300) != NULL, usable, "%s", rule);
+    cr_assert_eq(DRIVER(fakecuda_set_failures)(""), 0);
+    if (usable) {
+        struct random_copies copies = {.mapped = true,
+                                       .gpu = device_memory(50000),
+                                       .host = pinned_memory(50000),
+                                       .room = 50000,
+                                       .count = 50,
+                                       .largest = 900};
+        cr_assert_eq(run_random(&copies, &job, &seed), TP_DEVICE_DONE);
+        cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
+    } else {
+        uint8_t group;
+        cr_assert_eq(tp_device_add(&job, 0, true, true, (void *)4096, &seed, 1, &group), -ENODEV);
+        cr_assert_eq(DRIVER(cuDevicePrimaryCtxRelease_v2)(0), CUDA_SUCCESS);
+        cr_assert_eq(DRIVER(fakecuda_contexts)(), 0, "nothing holds the context");
+    }
+    no_violation();
+}
+
+Test(device_faults, module, .timeout = 60) {
+    fail_making("cuModuleLoadData:*=218", true);
+}
+Test(device_faults, function, .timeout = 60) {
+    fail_making("cuModuleGetFunction:*=500", true);
+}
+Test(device_faults, streams, .timeout = 60) {
+    fail_making("cuStreamCreateWithPriority:3=2", false);
+}
+Test(device_faults, retain, .timeout = 60) {
+    fail_making("cuDevicePrimaryCtxRetain:1=2", false);
+}
+Test(device_faults, push_while_made, .timeout = 60) {
+    fail_making("cuCtxPushCurrent:*=201", false);
+}

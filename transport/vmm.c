@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A store's CUDA VMM memory in this process: import, map, access.
+ *
+ * Facts, measured on driver 580: none of these calls needs a context, and none makes one; importing
+ * and mapping 2 GiB takes 48 ms, of which access for a GPU is 20; the fds cannot be mmapped, and
+ * only a whole allocation can be mapped, so a store cannot promise more than it gives; a mapping
+ * keeps its memory without the handle.
+ *
+ * cuInit must not come before a fork: CUDA does not work in a child of a process that has called
+ * it, and inference engines fork their workers. So it is the host's to call, until the host
+ * transfers.
+ *
+ * It must not know: segments, peers, batches.
+ */
+#include "transport/vmm.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "env/cuda.h"
+#include "env/env.h"
+
+#define DEVICES 64
+
+/* The peer thread's own: what failed once is not tried again. */
+static bool given_up;
+
+static void give_up(const char *what, const char *why) {
+    given_up = true;
+    tp_log(TP_LOG_INFO,
+           "a store publishes CUDA host memory, and %s%s%s: its transfers are left to Mooncake",
+           what, *why ? ": " : "", why);
+}
+
+bool tp_vmm_usable(bool initialise) {
+    if (given_up)
+        return false;
+    bool unusable = false;
+    const struct tp_cuda *cuda = tp_cuda(initialise, &unusable);
+    if (!cuda) {
+        if (unusable)
+            give_up("this CUDA driver lacks what is needed", "");
+        else if (initialise)
+            give_up("this process cannot load libcuda.so.1", "");
+        return false;
+    }
+    if (!tp_cuda_has(TP_CUDA_VMM) || !cuda->init) {
+        give_up("this CUDA driver has no virtual memory management", "");
+        return false;
+    }
+    if (tp_cuda_initialised())
+        return true;
+    if (!initialise)
+        return false;
+    tp_cu_result result = cuda->init(0);
+    if (result != TP_CUDA_SUCCESS)
+        give_up("cuInit failed", tp_cuda_error(result));
+    return result == TP_CUDA_SUCCESS;
+}
+
+char *tp_vmm_reserve(uint64_t bytes) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const struct tp_cuda *cuda = tp_cuda(false, NULL);
+    tp_cu_deviceptr address = 0;
+    int mode = tp_cuda_begin(cuda);
+    tp_cu_result result = cuda->vmm_reserve(&address, bytes, 0, 0, 0);
+    tp_cuda_end(cuda, mode);
+    if (result == TP_CUDA_SUCCESS)
+        return (char *)(uintptr_t)address; /* NOLINT(performance-no-int-to-ptr) */
+    tp_log_once(&said, TP_LOG_WARN,
+                "no addresses for a store's segment of %llu bytes: cuMemAddressReserve: %s (ulimit "
+                "-v); its transfers are left to Mooncake",
+                (unsigned long long)bytes, tp_cuda_error(result));
+    return NULL;
+}
+
+void tp_vmm_unreserve(char *address, uint64_t bytes) {
+    const struct tp_cuda *cuda = tp_cuda(false, NULL);
+    int mode = tp_cuda_begin(cuda);
+    (void)cuda->vmm_unreserve((uintptr_t)address, bytes);
+    tp_cuda_end(cuda, mode);
+}
+
+static tp_cu_result open_to(const struct tp_cuda *cuda, const char *address, uint64_t bytes,
+                            bool host, uint64_t devices) {
+    struct tp_cu_access access[DEVICES + 1];
+    size_t count = 0;
+    if (host)
+        access[count++] = (struct tp_cu_access){{TP_CU_LOCATION_HOST, 0}, TP_CU_ACCESS_READWRITE};
+    for (int device = 0; device < DEVICES; device++) {
+        if (devices >> device & 1)
+            access[count++] =
+                (struct tp_cu_access){{TP_CU_LOCATION_DEVICE, device}, TP_CU_ACCESS_READWRITE};
+    }
+    return cuda->vmm_access((uintptr_t)address, bytes, access, count);
+}
+
+static tp_cu_result import(const struct tp_cuda *cuda, const char *address, uint64_t bytes, int fd,
+                           uint64_t devices, const char **ret_call) {
+    tp_cu_handle handle = 0;
+    /* The driver takes the number of the fd as if it were a pointer (CUDA Driver API,
+     * cuMemImportFromShareableHandle). NOLINTNEXTLINE(performance-no-int-to-ptr) */
+    void *os_handle = (void *)(intptr_t)fd;
+    *ret_call = "cuMemImportFromShareableHandle";
+    tp_cu_result result = cuda->vmm_import(&handle, os_handle, TP_CU_HANDLE_POSIX_FD);
+    if (result != TP_CUDA_SUCCESS)
+        return result;
+    *ret_call = "cuMemMap";
+    result = cuda->vmm_map((uintptr_t)address, bytes, 0, handle, 0);
+    (void)cuda->vmm_release(handle);
+    if (result != TP_CUDA_SUCCESS)
+        return result;
+    *ret_call = "cuMemSetAccess";
+    result = open_to(cuda, address, bytes, true, devices);
+    if (result != TP_CUDA_SUCCESS)
+        (void)cuda->vmm_unmap((uintptr_t)address, bytes);
+    return result;
+}
+
+int tp_vmm_map(char *address, uint64_t bytes, int fd, uint64_t devices) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const struct tp_cuda *cuda = tp_cuda(false, NULL);
+    const char *call = NULL;
+    int mode = tp_cuda_begin(cuda);
+    tp_cu_result result = import(cuda, address, bytes, fd, devices, &call);
+    tp_cuda_end(cuda, mode);
+    if (result == TP_CUDA_SUCCESS)
+        return 0;
+    tp_log_once(
+        &said, TP_LOG_WARN,
+        "cannot map %llu MiB of a store's CUDA host memory: %s: %s; requests to it are left "
+        "to Mooncake",
+        (unsigned long long)bytes >> 20, call, tp_cuda_error(result));
+    return -EREMOTEIO;
+}
+
+int tp_vmm_open(char *address, uint64_t bytes, int device) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const struct tp_cuda *cuda = tp_cuda(false, NULL);
+    int mode = tp_cuda_begin(cuda);
+    tp_cu_result result = open_to(cuda, address, bytes, false, UINT64_C(1) << device);
+    tp_cuda_end(cuda, mode);
+    if (result == TP_CUDA_SUCCESS)
+        return 0;
+    tp_log_once(
+        &said, TP_LOG_WARN,
+        "GPU %d cannot be given access to a store's memory: cuMemSetAccess: %s; its requests "
+        "are left to Mooncake",
+        device, tp_cuda_error(result));
+    return -EREMOTEIO;
+}
+
+void tp_vmm_unmap(char *address, uint64_t bytes) {
+    const struct tp_cuda *cuda = tp_cuda(false, NULL);
+    int mode = tp_cuda_begin(cuda);
+    (void)cuda->vmm_unmap((uintptr_t)address, bytes);
+    tp_cuda_end(cuda, mode);
+}
+
+uint64_t tp_vmm_active_devices(void) {
+    const struct tp_cuda *cuda = tp_cuda(false, NULL);
+    uint64_t devices = 0;
+    int count = 0;
+    if (!cuda || !tp_cuda_has(TP_CUDA_COPY) || cuda->device_get_count(&count) != TP_CUDA_SUCCESS)
+        return 0;
+    for (int i = 0; i < count && i < DEVICES; i++) {
+        tp_cu_device device = 0;
+        unsigned flags = 0;
+        int active = 0;
+        if (cuda->device_get(&device, i) == TP_CUDA_SUCCESS &&
+            cuda->primary_get_state(device, &flags, &active) == TP_CUDA_SUCCESS && active)
+            devices |= UINT64_C(1) << i;
+    }
+    return devices;
+}
