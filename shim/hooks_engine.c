@@ -11,6 +11,7 @@
 #include "shim/start.h"
 #include "transport/transport.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,32 +22,77 @@
 
 /* The engine whose init runs in this thread: a MultiTransport made meanwhile is its own. */
 static _Thread_local struct tp_engine *starting_engine;
+static _Thread_local void *starting_object;
+
+/* 0.3.8 exports no destructor of TransferEngine: it is inlined into its callers. There the end of
+ * its MultiTransport, which it alone holds, is its end; which belongs to which is kept here. */
+#define PAIRS 64
+static struct { void *transport, *engine; } pairs[PAIRS];
+static pthread_mutex_t pairs_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void pair(void *transport, void *engine) {
+    pthread_mutex_lock(&pairs_lock);
+    for (size_t i = 0; i < PAIRS; i++) {
+        if (!pairs[i].transport) {
+            pairs[i].transport = transport;
+            pairs[i].engine = engine;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&pairs_lock);
+}
+
+static void *unpair(const void *transport) {
+    void *engine = NULL;
+
+    pthread_mutex_lock(&pairs_lock);
+    for (size_t i = 0; i < PAIRS && !engine; i++) {
+        if (pairs[i].transport == transport) {
+            engine = pairs[i].engine;
+            pairs[i].transport = pairs[i].engine = NULL;
+        }
+    }
+    pthread_mutex_unlock(&pairs_lock);
+    return engine;
+}
 
 /* ---- engines come and go
  * -----------------------------------------------------------------------------------------------
  */
 
+static void ended(void *engine) {
+    tp_engine_forget(engine);
+    tp_overlays_end(engine);
+}
+
 void tp_hook_mt_construct(void *self, void *metadata, void *local_name) {
-    tp_real_mt_construct real =
-        (tp_real_mt_construct)tp_next(TP_HOOK_mt_construct, tp_module_of(CALLER()));
+    struct tp_module *module = tp_module_of(CALLER());
+    tp_real_mt_construct real = (tp_real_mt_construct)tp_next(TP_HOOK_mt_construct, module);
 
     if (real) {
         real(self, metadata, local_name);
     }
     if (starting_engine) {
         tp_engine_alias(starting_engine, self);
+        if (!tp_has(TP_HOOK_te_destroy, module)) {
+            pair(self, starting_object);
+        }
     }
 }
 
 void tp_hook_mt_destroy(void *self) {
     tp_real_mt_destroy real =
         (tp_real_mt_destroy)tp_next(TP_HOOK_mt_destroy, tp_module_of(CALLER()));
+    void *engine = tp_shim_config() ? unpair(self) : NULL;
 
     if (tp_shim_config()) {
         tp_engine_forget(self);
     }
     if (real) {
         real(self);
+    }
+    if (engine) {
+        ended(engine);
     }
 }
 
@@ -70,8 +116,7 @@ static void destroy(enum tp_hook hook, struct tp_module *module, void *self) {
         real(self);
     }
     if (tp_shim_config()) {
-        tp_engine_forget(self);
-        tp_overlays_end(self);
+        ended(self);
     }
 }
 
@@ -147,6 +192,7 @@ int tp_hook_te_init(void *self, const struct cxx_string *metadata,
     tp_real_te_init real = (tp_real_te_init)tp_next(TP_HOOK_te_init, module);
     const struct tp_config *config = tp_shim_config();
     struct tp_engine *outer = starting_engine;
+    void *outer_object = starting_object;
 
     if (!real) {
         return -1;
@@ -154,9 +200,11 @@ int tp_hook_te_init(void *self, const struct cxx_string *metadata,
     if (config) {
         tp_shim_start(config);
         starting_engine = tp_engine_find(self, true);
+        starting_object = self;
     }
     int rc = real(self, metadata, local_name, host, port);
     starting_engine = outer;
+    starting_object = outer_object;
     if (rc == 0 && config && module) {
         publish_name(module, self, metadata, local_name,
                      config->store.half == TP_HALF_ON && module->store);

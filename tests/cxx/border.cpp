@@ -36,6 +36,21 @@ static void *allocate(size_t bytes) {
 #endif
 }
 
+/* Is this address memory of a file, as an overlay is? */
+static bool file_mapped(const void *address) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps != nullptr);
+    char line[512];
+    bool found = false;
+    while (!found && fgets(line, sizeof(line), maps)) {
+        unsigned long low = 0, high = 0;
+        auto at = reinterpret_cast<unsigned long>(address);
+        found = sscanf(line, "%lx-%lx", &low, &high) == 2 && at >= low && at < high && strstr(line, "memfd:");
+    }
+    fclose(maps);
+    return found;
+}
+
 static int store(const char *name, size_t bytes) {
     setenv("FAKE_ENGINE_NAME", name, 1);
     auto engine = std::make_unique<TransferEngine>(false);
@@ -64,7 +79,9 @@ static int store(const char *name, size_t bytes) {
         fflush(stdout);
     }
     CHECK(engine->unregisterLocalMemory(memory, true) == 0);
+    CHECK(file_mapped(memory));
     engine.reset();
+    CHECK(!file_mapped(memory)); /* the overlay ends with the engine, before the memory is freed */
     free(memory); /* plain, as RealClient::tearDownAll_internal does */
     return 0;
 }

@@ -84,9 +84,11 @@ TransferEngine::TransferEngine(bool) {
 TransferEngine::TransferEngine(TransferEngine &&other) noexcept
     : multi_(std::move(other.multi_)), name_(std::move(other.name_)), segments_(std::move(other.segments_)) {
 }
+#if !DESTRUCTOR_INLINED
 TransferEngine::~TransferEngine() {
     freeEngine();
 }
+#endif
 int TransferEngine::init(const std::string &, const std::string &local_name, const std::string &, uint64_t) {
     std::string name = local_name;
     multi_ = std::make_shared<MultiTransport>(nullptr, name);

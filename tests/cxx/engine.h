@@ -4,7 +4,7 @@
  * byte; they are recorded, so that a test sees which requests the library left to "Mooncake" and in which order.
  *
  * Built several times: ELEMENT_BYTES is sizeof(TransferRequest), SINCE13 adds the form of submitTransfer with three arguments,
- * WITH_TENT makes TransferEngine the border. The layouts are those of MOONCAKE's wheels as UPSTREAM.md lists them.
+ * WITH_TENT makes TransferEngine the border, DESTRUCTOR_INLINED leaves its destructor to the callers, as 0.3.8 does. The layouts are those of MOONCAKE's wheels as UPSTREAM.md lists them.
  */
 #ifndef TIDEPOOL_TEST_ENGINE_H
 #define TIDEPOOL_TEST_ENGINE_H
@@ -99,7 +99,13 @@ class TransferEngine {
 public:
     TransferEngine(bool auto_discover = false);
     TransferEngine(TransferEngine &&other) noexcept;
+#if DESTRUCTOR_INLINED
+    __attribute__((always_inline)) ~TransferEngine() {
+        freeEngine();
+    }
+#else
     ~TransferEngine();
+#endif
     int init(const std::string &metadata, const std::string &local_name, const std::string &host, uint64_t port);
     int freeEngine();
     std::string getLocalIpAndPort();

@@ -17,7 +17,7 @@ def test_every_key_of_a_large_batch_succeeds(shared, keys, blocks, block_bytes):
     engine = shared.engine_process
     before = shared.counters(engine)
     got = engine.call(
-        actions.many_blocks, limit_s=90, prefix="many-", keys=keys, blocks=blocks, block_bytes=block_bytes, seed=keys
+        actions.many_blocks, limit_s=90, prefix=f"many-{keys}-", keys=keys, blocks=blocks, block_bytes=block_bytes, seed=keys
     )
     assert got == {"put_failed": 0, "get_failed": 0, "equal": True}
     total = keys * blocks * block_bytes

@@ -236,6 +236,20 @@ GETS = {
 }
 
 
+# ---- what a wheel has of these
+
+SESSION_CALLS = {
+    "put_session": ["batch_put_session_start", "batch_put_from_multi_buffer_ranges", "batch_put_session_end"],
+    "get_session": ["batch_get_session_start", "batch_get_into_multi_buffer_ranges", "batch_get_session_end"],
+}
+
+
+def missing(w, ways):
+    """The methods that these ways need and this wheel's store does not have. A way is named after its method."""
+    needed = [name for way in ways for name in SESSION_CALLS.get(way, [way])]
+    return [name for name in needed if not hasattr(w.store, name)]
+
+
 # ---- calls
 
 
@@ -398,7 +412,11 @@ def exists(w, keys):
 
 
 def remove_all(w):
-    return w.store.remove_all(True)
+    """Removes what is leased too, in wheels that can."""
+    try:
+        return w.store.remove_all(True)
+    except TypeError:
+        return w.store.remove_all()
 
 
 def round_buffers(w, name, size):

@@ -20,6 +20,10 @@ class Wheel:
     venv: Path
     # Stand-ins for CUDA, for wheels that cannot be loaded without it.
     library_path: str = ""
+    # Chosen by the caller: an older version may lack what the pinned ones have, and its tests are skipped.
+    any_version: bool = False
+    # What this version of Mooncake needs to work at all in these tests, with or without Tidepool: NAME=VALUE.
+    settings: tuple = ()
 
     @property
     def python(self):
@@ -56,6 +60,7 @@ class Wheel:
         }
         if self.library_path:
             environment["LD_LIBRARY_PATH"] = self.library_path
+        environment.update(setting.split("=", 1) for setting in self.settings)
         # Mooncake's own transfers must not leave the machine, and its lines must not be lost.
         environment["GLOG_logtostderr"] = "1"
         environment["PYTHONUNBUFFERED"] = "1"
@@ -70,4 +75,5 @@ def from_environment():
     """A wheel of the caller's choice (scripts/check-upstream): its virtual environment."""
     venv = os.environ.get("TIDEPOOL_TEST_VENV")
     stubs = os.environ.get("TIDEPOOL_TEST_STUBS", "")
-    return Wheel("given", ROOT / venv, stubs and str(ROOT / stubs)) if venv else None
+    settings = tuple(os.environ.get("TIDEPOOL_TEST_SETTINGS", "").split())
+    return Wheel("given", ROOT / venv, stubs and str(ROOT / stubs), True, settings) if venv else None
