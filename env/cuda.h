@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA driver of this process: loaded with dlopen, on first need, into one table. The only place that knows libcuda's name.
+ * The CUDA driver of this process: loaded with dlopen, on first need, into one table. The only
+ * place that knows libcuda's name.
  *
- * It must not know: what the driver is used for. It never calls cuInit by itself and never makes a context.
+ * It must not know: what the driver is used for. It never calls cuInit by itself and never makes a
+ * context.
  */
 #ifndef TIDEPOOL_ENV_CUDA_H
 #define TIDEPOOL_ENV_CUDA_H
@@ -14,14 +16,16 @@
 
 /* What is missing is NULL: ask tp_cuda_has before using a group (cuda_entries.def). */
 struct tp_cuda {
-#define CUDA_ENTRY(field, name, exported, version, need, parameters) tp_cu_result(*field) parameters;
+#define CUDA_ENTRY(field, name, exported, version, need, parameters)                               \
+    tp_cu_result(*field) parameters;
 #include "env/cuda_entries.def"
 #undef CUDA_ENTRY
 };
 
 /*
- * The driver, if this process has loaded libcuda.so.1 (`load`: or it can be loaded now); else NULL. A driver that lacks a BASE
- * entry counts as absent; *ret_unusable (may be NULL) is then true. Absence is looked at again at most every 10 ms. Any thread.
+ * The driver, if this process has loaded libcuda.so.1 (`load`: or it can be loaded now); else NULL.
+ * A driver that lacks a BASE entry counts as absent; *ret_unusable (may be NULL) is then true.
+ * Absence is looked at again at most every 10 ms. Any thread.
  */
 const struct tp_cuda *tp_cuda(bool load, bool *ret_unusable);
 
@@ -36,8 +40,9 @@ bool tp_cuda_initialised(void);
 const char *tp_cuda_error(tp_cu_result result);
 
 /*
- * Calls of ours must not invalidate a stream capture of the application's other threads: the relaxed mode between begin and end, on
- * this thread. (CUDA Driver API, cuThreadExchangeStreamCaptureMode.) tp_cuda_end takes what tp_cuda_begin returned.
+ * Calls of ours must not invalidate a stream capture of the application's other threads: the
+ * relaxed mode between begin and end, on this thread. (CUDA Driver API,
+ * cuThreadExchangeStreamCaptureMode.) tp_cuda_end takes what tp_cuda_begin returned.
  */
 int tp_cuda_begin(const struct tp_cuda *cuda);
 void tp_cuda_end(const struct tp_cuda *cuda, int mode);

@@ -3,8 +3,8 @@
  * The few types and values of the CUDA driver's binary interface that this library uses, declared
  * here so that the build needs no CUDA toolkit. Names follow the driver's with a tp_/TP_ prefix,
  * values are those of "CUDA Driver API" (NVIDIA), chapters "Data types used by CUDA driver",
- * "Unified Addressing", "Virtual Memory Management" and "Driver Entry Point Access"; they are part of the
- * driver's ABI.
+ * "Unified Addressing", "Virtual Memory Management" and "Driver Entry Point Access"; they are part
+ * of the driver's ABI.
  *
  * It must not know: how the driver is loaded, who calls it.
  */
@@ -57,7 +57,8 @@ enum {
     TP_CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 141,
 };
 
-/* CUdriverProcAddress_flags, CUmemLocationType, CUmemAllocationType, ... : one value of each is used */
+/* CUdriverProcAddress_flags, CUmemLocationType, CUmemAllocationType, ... : one value of each is
+ * used */
 enum {
     TP_CU_GET_PROC_ADDRESS_DEFAULT = 0,
     TP_CU_LOCATION_DEVICE = 1,

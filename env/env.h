@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this process was told (settings), where it runs (host identity, NUMA nodes, limits), and how it speaks to people
- * (one log line at a time). This is the only public header of env/ besides stats.h.
+ * What this process was told (settings), where it runs (host identity, NUMA nodes, limits), and how
+ * it speaks to people (one log line at a time). This is the only public header of env/ besides
+ * stats.h.
  *
- * It must not know: Mooncake, CUDA, sockets, segments. Every other folder may include it; it includes none of theirs.
+ * It must not know: Mooncake, CUDA, sockets, segments. Every other folder may include it; it
+ * includes none of theirs.
  *
- * Errors: functions return 0 or a negative errno; out-parameters are named ret_* and are untouched on failure.
- * Nothing here runs before the first hook is called: no constructor reads a variable, opens a file or starts a thread.
+ * Errors: functions return 0 or a negative errno; out-parameters are named ret_* and are untouched
+ * on failure. Nothing here runs before the first hook is called: no constructor reads a variable,
+ * opens a file or starts a thread.
  */
 #ifndef TIDEPOOL_ENV_H
 #define TIDEPOOL_ENV_H
@@ -24,24 +27,29 @@
 #define TP_MAX_NODES 64
 #define TP_MAX_UIDS 32
 
-/* ---- log: the only part that speaks to the user ------------------------------------------------------------------ */
+/* ---- log: the only part that speaks to the user
+ * ------------------------------------------------------------------ */
 
 enum tp_log_level { TP_LOG_ERROR, TP_LOG_WARN, TP_LOG_INFO, TP_LOG_DEBUG };
 
-/* True when lines of this level are printed (TIDEPOOL_LOG=error|warn|info|debug; default warn). Cheap; any thread. */
+/* True when lines of this level are printed (TIDEPOOL_LOG=error|warn|info|debug; default warn).
+ * Cheap; any thread. */
 bool tp_log_on(enum tp_log_level level);
 
 /*
- * One line on standard error: "tidepool[PID] LEVEL: text\n", one write(2), at most 1023 bytes. errno is preserved.
- * Never called from `free`, from a signal handler or in a forked child. Any thread.
+ * One line on standard error: "tidepool[PID] LEVEL: text\n", one write(2), at most 1023 bytes.
+ * errno is preserved. Never called from `free`, from a signal handler or in a forked child. Any
+ * thread.
  */
 void tp_log(enum tp_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The same, at most once for each flag (zero-initialised, static): for conditions that would repeat. Any thread. */
+/* The same, at most once for each flag (zero-initialised, static): for conditions that would
+ * repeat. Any thread. */
 void tp_log_once(atomic_flag *flag, enum tp_log_level level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* ---- config: every setting, parsed once ---------------------------------------------------------------------------- */
+/* ---- config: every setting, parsed once
+ * ---------------------------------------------------------------------------- */
 
 /* What the store's segments are made of. */
 enum tp_segment_kind {
@@ -55,20 +63,23 @@ enum tp_segment_kind {
 enum tp_half {
     TP_HALF_OFF,     /* not configured: inert */
     TP_HALF_ON,      /* configured and right */
-    TP_HALF_INVALID, /* configured wrongly: `error` says how; the store half fails allocations, the engine half is inert */
+    TP_HALF_INVALID, /* configured wrongly: `error` says how; the store half fails allocations, the
+                        engine half is inert */
 };
 
 enum tp_copy_engine { TP_COPY_AUTO, TP_COPY_DMA, TP_COPY_KERNEL };
 
 struct tp_store_config {
     enum tp_half half;
-    char error[512]; /* set when half is TP_HALF_INVALID: one line, names variable, value and what was expected */
+    char error[512]; /* set when half is TP_HALF_INVALID: one line, names variable, value and what
+                        was expected */
     enum tp_segment_kind kind;
     char segment_dir[PATH_MAX]; /* TP_SEGMENT_FILES: the directory; otherwise empty */
     char socket_dir[PATH_MAX];  /* where this process listens; see tp_config for the rule */
-    uint64_t piece_bytes;       /* as given; 0 means default (2 GiB). Users of it round up to the page size */
-    bool hugepages;             /* TIDEPOOL_HUGEPAGES=1: memfd segments on hugetlb pages */
-    unsigned node_count;        /* 0: all online nodes */
+    uint64_t
+        piece_bytes; /* as given; 0 means default (2 GiB). Users of it round up to the page size */
+    bool hugepages;  /* TIDEPOOL_HUGEPAGES=1: memfd segments on hugetlb pages */
+    unsigned node_count; /* 0: all online nodes */
     int nodes[TP_MAX_NODES];
     unsigned wait_s; /* MC_STORE_SHM_SEGMENT_WAIT_S, default 300 */
 };
@@ -92,103 +103,124 @@ struct tp_engine_config {
 struct tp_config {
     struct tp_store_config store;
     struct tp_engine_config engine;
-    bool boot_id_only;       /* MC_TENT_MACHINE_ID=boot_id */
-    bool platform_cpu;       /* MC_TENT_PLATFORM=cpu */
-    unsigned allow_uid_count; /* TIDEPOOL_ALLOW_UIDS=1000,1001: peers accepted besides root and our own uid */
+    bool boot_id_only;        /* MC_TENT_MACHINE_ID=boot_id */
+    bool platform_cpu;        /* MC_TENT_PLATFORM=cpu */
+    unsigned allow_uid_count; /* TIDEPOOL_ALLOW_UIDS=1000,1001: peers accepted besides root and our
+                                 own uid */
     uid_t allow_uids[TP_MAX_UIDS];
-    unsigned notice_count; /* settings that are accepted but do not act yet, and unknown values of no consequence */
+    unsigned notice_count; /* settings that are accepted but do not act yet, and unknown values of
+                              no consequence */
     char notices[16][256];
 };
 
 /*
- * The settings of this process, read from the environment and MC_TENT_CONF on the first call and never again.
- * Never NULL; the object lives for ever and does not change. Any thread. Logs each error once, on the first call.
+ * The settings of this process, read from the environment and MC_TENT_CONF on the first call and
+ * never again. Never NULL; the object lives for ever and does not change. Any thread. Logs each
+ * error once, on the first call.
  *
- * store.socket_dir: MC_STORE_CUMEM_SOCKET_DIR for cumem; otherwise TIDEPOOL_SOCKET_DIR when set, else segment_dir (the
- * segment layer checks that its file system takes sockets); for memfd without TIDEPOOL_SOCKET_DIR the half is invalid.
- * engine.socket_dir: transports.shm.socket_dir or cumem_socket_dir of MC_TENT_CONF (the same meaning; both set to different
- * values is an error), else TIDEPOOL_SOCKET_DIR; transports.shm.enable=true without any is an error.
+ * store.socket_dir: MC_STORE_CUMEM_SOCKET_DIR for cumem; otherwise TIDEPOOL_SOCKET_DIR when set,
+ * else segment_dir (the segment layer checks that its file system takes sockets); for memfd without
+ * TIDEPOOL_SOCKET_DIR the half is invalid. engine.socket_dir: transports.shm.socket_dir or
+ * cumem_socket_dir of MC_TENT_CONF (the same meaning; both set to different values is an error),
+ * else TIDEPOOL_SOCKET_DIR; transports.shm.enable=true without any is an error.
  */
 const struct tp_config *tp_config(void);
 
 /*
- * Parse without the process-wide cache: `getenv_fn` supplies variables. For tests, fuzzers and `tidepool doctor`.
- * Returns 0 always; the result's halves say what is wrong. Does not log.
+ * Parse without the process-wide cache: `getenv_fn` supplies variables. For tests, fuzzers and
+ * `tidepool doctor`. Returns 0 always; the result's halves say what is wrong. Does not log.
  */
-int tp_config_parse(const char *(*getenv_fn)(const char *name, void *arg), void *arg, struct tp_config *ret_config);
+int tp_config_parse(const char *(*getenv_fn)(const char *name, void *arg), void *arg,
+                    struct tp_config *ret_config);
 
 /*
- * The reference of all settings, one entry each, for the manual, `tidepool doctor` and tests. Terminated by name == NULL.
+ * The reference of all settings, one entry each, for the manual, `tidepool doctor` and tests.
+ * Terminated by name == NULL.
  */
 struct tp_setting {
-    const char *name;          /* environment variable, or JSON path such as "transports.shm.enable" */
-    const char *expected;      /* the values taken, in words: "a directory", "0 or 1" */
+    const char *name;     /* environment variable, or JSON path such as "transports.shm.enable" */
+    const char *expected; /* the values taken, in words: "a directory", "0 or 1" */
     const char *default_value; /* in words */
     const char *meaning;
     bool active; /* false: accepted and checked, acts in a later version */
 };
 extern const struct tp_setting tp_settings[];
 
-/* ---- host: where this process runs --------------------------------------------------------------------------------- */
+/* ---- host: where this process runs
+ * --------------------------------------------------------------------------------- */
 
 /*
- * The text by which two processes know that they share a host: the kernel's boot_id, then ":" and /etc/machine-id unless
- * boot_id_only or there is none. (TENT's getMachineID has the same form; unlike there, no boot_id is an error.) NUL-terminated, at most 95 characters. 0 or -errno. Any thread.
+ * The text by which two processes know that they share a host: the kernel's boot_id, then ":" and
+ * /etc/machine-id unless boot_id_only or there is none. (TENT's getMachineID has the same form;
+ * unlike there, no boot_id is an error.) NUL-terminated, at most 95 characters. 0 or -errno. Any
+ * thread.
  */
 int tp_host_identity(bool boot_id_only, char ret_identity[static 96]);
 
 /* 16 random bytes from getrandom(2): the instance id (generation) of a process. 0 or -errno. */
 int tp_random_id(uint8_t ret_id[static 16]);
 
-/* The NUMA nodes that have memory and that the cpuset allows, ascending. Returns their number (at least 1: node 0 where the kernel has no NUMA). */
+/* The NUMA nodes that have memory and that the cpuset allows, ascending. Returns their number (at
+ * least 1: node 0 where the kernel has no NUMA). */
 unsigned tp_host_memory_nodes(int ret_nodes[static TP_MAX_NODES]);
 
 /* CPUs that this process may use: affinity mask and cgroup CPU quota, rounded up; at least 1. */
 unsigned tp_host_cpus(void);
 
 /*
- * Bytes that this process may still allocate: MemAvailable, and the room left under the cgroup's memory limit if there is
- * one. 0 or -errno.
+ * Bytes that this process may still allocate: MemAvailable, and the room left under the cgroup's
+ * memory limit if there is one. 0 or -errno.
  */
 int tp_host_memory_available(uint64_t *ret_bytes);
 
-/* Inode of this process's network namespace, 0 when it cannot be read. Two loopback names agree only within one. */
+/* Inode of this process's network namespace, 0 when it cannot be read. Two loopback names agree
+ * only within one. */
 uint64_t tp_host_netns(void);
 
 /*
- * Check a directory by the safety rules: it exists, is a directory, belongs to root or to this user (or to an allowed uid),
- * and is not writable by others. Opens it O_PATH-free (O_RDONLY|O_DIRECTORY|O_CLOEXEC) and returns the fd, or -errno.
- * With `create`, a missing last component is made 0700 first. On failure `ret_error` (at least 256 bytes) holds one line that
+ * Check a directory by the safety rules: it exists, is a directory, belongs to root or to this user
+ * (or to an allowed uid), and is not writable by others. Opens it O_PATH-free
+ * (O_RDONLY|O_DIRECTORY|O_CLOEXEC) and returns the fd, or -errno. With `create`, a missing last
+ * component is made 0700 first. On failure `ret_error` (at least 256 bytes) holds one line that
  * names the path, its owner and mode, our uid, and what to do.
  */
-int tp_host_open_dir(const char *path, bool create, const struct tp_config *config, char *ret_error, size_t error_bytes);
+int tp_host_open_dir(const char *path, bool create, const struct tp_config *config, char *ret_error,
+                     size_t error_bytes);
 
-/* ---- fork: a child starts inert ------------------------------------------------------------------------------------ */
+/* ---- fork: a child starts inert
+ * ------------------------------------------------------------------------------------ */
 
-/* True in a forked child of a process in which tp_fork_guard was armed. One relaxed load; any thread. */
+/* True in a forked child of a process in which tp_fork_guard was armed. One relaxed load; any
+ * thread. */
 bool tp_inert(void);
 
 /* Install the pthread_atfork handlers; first call only. Any thread. */
 void tp_fork_guard(void);
 
 /*
- * fds that a forked child must not keep (sockets: the connection is the lease; lock files: the lock is the life). The child
- * handler closes all that are listed. At most 1024; further ones return -ENOSPC and are not listed. Any thread.
- * Remove an fd before closing it. A fork just between the two leaves it in the child, so shutdown(2) a socket first.
+ * fds that a forked child must not keep (sockets: the connection is the lease; lock files: the lock
+ * is the life). The child handler closes all that are listed. At most 1024; further ones return
+ * -ENOSPC and are not listed. Any thread. Remove an fd before closing it. A fork just between the
+ * two leaves it in the child, so shutdown(2) a socket first.
  */
 int tp_fork_close_add(int fd);
 void tp_fork_close_remove(int fd);
 
-/* ---- threads ------------------------------------------------------------------------------------------------------- */
+/* ---- threads
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 /*
- * Start a thread of the library: named (at most 15 characters), a stack of 256 KiB besides the TLS of the host's modules,
- * all signals blocked but the faults that a thread causes itself (a blocked SIGSEGV or SIGBUS kills past every handler).
- * 0 or -errno. The thread is joinable; the caller owns *ret_thread.
+ * Start a thread of the library: named (at most 15 characters), a stack of 256 KiB besides the TLS
+ * of the host's modules, all signals blocked but the faults that a thread causes itself (a blocked
+ * SIGSEGV or SIGBUS kills past every handler). 0 or -errno. The thread is joinable; the caller owns
+ * *ret_thread.
  */
 int tp_thread_start(const char *name, void *(*run)(void *arg), void *arg, pthread_t *ret_thread);
 
-/* The same with a stack of this size, for threads that run deep code of others (a driver's compiler). */
-int tp_thread_start_deep(const char *name, size_t stack_bytes, void *(*run)(void *arg), void *arg, pthread_t *ret_thread);
+/* The same with a stack of this size, for threads that run deep code of others (a driver's
+ * compiler). */
+int tp_thread_start_deep(const char *name, size_t stack_bytes, void *(*run)(void *arg), void *arg,
+                         pthread_t *ret_thread);
 
 #endif

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The counters of this process in one shared page (a sealed memfd) that `tidepool status` reads from outside. The
- * fd travels over the process's socket, so containers need to share nothing but the directory.
+ * The counters of this process in one shared page (a sealed memfd) that `tidepool status` reads
+ * from outside. The fd travels over the process's socket, so containers need to share nothing but
+ * the directory.
  *
  * It must not know: how the page travels, Mooncake, CUDA.
  *
- * The page's layout is shared between versions of the library: magic, version and size come first and are checked by
- * readers (tp_stats_view). Everything in it is written by its own process and hostile to a reader: strings may lack a NUL,
- * counts may be out of range; tp_stats_view copies and bounds all of them.
+ * The page's layout is shared between versions of the library: magic, version and size come first
+ * and are checked by readers (tp_stats_view). Everything in it is written by its own process and
+ * hostile to a reader: strings may lack a NUL, counts may be out of range; tp_stats_view copies and
+ * bounds all of them.
  *
  * | field            | written by            | when                                     |
  * |------------------|-----------------------|------------------------------------------|
@@ -96,27 +98,31 @@ struct tp_stats_page {
     struct tp_stats_event events[TP_STATS_EVENTS];
 };
 static_assert(TP_COUNTER_COUNT <= 128, "the page has room for 128 counters");
-static_assert(offsetof(struct tp_stats_page, counters) == 8 + 4 + 4 + 16 + 4 + 4 + 8 + 4 + 4 + 16 + 64 + 64 + 128,
+static_assert(offsetof(struct tp_stats_page, counters) ==
+                  8 + 4 + 4 + 16 + 4 + 4 + 8 + 4 + 4 + 16 + 64 + 64 + 128,
               "the layout is shared between versions: no padding before the counters");
 
 /*
- * This process's page. Before tp_stats_open it is a private static page, so counting always works and never allocates.
- * Never NULL. Any thread. A forked child gets a page of its own that nobody reads.
+ * This process's page. Before tp_stats_open it is a private static page, so counting always works
+ * and never allocates. Never NULL. Any thread. A forked child gets a page of its own that nobody
+ * reads.
  */
 struct tp_stats_page *tp_stats_page(void);
 
 /*
- * Move the page into a memfd (once, in place: pointers into the page stay right, and no count is lost) and return an fd of
- * it, owned by the library, for passing to readers; sealed against resizing and against new writable mappings. 0 or -errno,
- * on which counting goes on privately. Any thread, but not while another writes slots (segments, clients, peers) or the name
- * for the first time: a write during the move itself may be lost. So: open first, then fill.
+ * Move the page into a memfd (once, in place: pointers into the page stay right, and no count is
+ * lost) and return an fd of it, owned by the library, for passing to readers; sealed against
+ * resizing and against new writable mappings. 0 or -errno, on which counting goes on privately. Any
+ * thread, but not while another writes slots (segments, clients, peers) or the name for the first
+ * time: a write during the move itself may be lost. So: open first, then fill.
  */
 int tp_stats_open(int *ret_fd);
 
 /* Add to a counter: one relaxed atomic add. Any thread, any time (also inside hooks of libc). */
 void tp_count(enum tp_counter counter, uint64_t amount);
 
-/* Record a message for `tidepool status` (the last 16 are kept). tp_log calls it for errors and warnings. Any thread. */
+/* Record a message for `tidepool status` (the last 16 are kept). tp_log calls it for errors and
+ * warnings. Any thread. */
 void tp_stats_event(const char *text);
 
 /* json_name, unit and meaning of a counter; static storage. */
@@ -126,8 +132,10 @@ struct tp_counter_info {
 extern const struct tp_counter_info tp_counter_infos[TP_COUNTER_COUNT];
 
 /*
- * For readers: check that `fd` is a memfd and its size, magic and version, and copy the page to *ret_page with every string
- * terminated and every count bounded. It is read, never mapped: no truncation can raise SIGBUS. 0, -EPROTO for a page that is not one, -EPROTONOSUPPORT for another version, or -errno.
+ * For readers: check that `fd` is a memfd and its size, magic and version, and copy the page to
+ * *ret_page with every string terminated and every count bounded. It is read, never mapped: no
+ * truncation can raise SIGBUS. 0, -EPROTO for a page that is not one, -EPROTONOSUPPORT for another
+ * version, or -errno.
  */
 int tp_stats_view(int fd, struct tp_stats_page *ret_page);
 

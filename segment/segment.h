@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The store's side: memory that other processes of this host can map, the table of published ranges, and the server that
- * hands them out. The public header of segment/.
+ * The store's side: memory that other processes of this host can map, the table of published
+ * ranges, and the server that hands them out. The public header of segment/.
  *
  * It must not know: Mooncake's names, who calls it, or what engines do with the memory.
  *
- * Thread-safety: every function may be called from any thread; the table has one lock, never held while memory is being
- * populated, while anything is logged, or while CUDA is called.
+ * Thread-safety: every function may be called from any thread; the table has one lock, never held
+ * while memory is being populated, while anything is logged, or while CUDA is called.
  */
 #ifndef TIDEPOOL_SEGMENT_H
 #define TIDEPOOL_SEGMENT_H
@@ -18,38 +18,44 @@
 struct tp_config;
 
 /*
- * Lay shareable memory over [address, address + bytes): MAP_FIXED mappings of memfds or files (config->store.kind), piece by
- * piece, round-robin over the NUMA nodes, populated in parallel before it returns. The mapping's owner stays whoever allocated
- * it: malloc's header lies in the page before and free() still works (MOONCAKE-ABI.md section 0.2 has the proof).
+ * Lay shareable memory over [address, address + bytes): MAP_FIXED mappings of memfds or files
+ * (config->store.kind), piece by piece, round-robin over the NUMA nodes, populated in parallel
+ * before it returns. The mapping's owner stays whoever allocated it: malloc's header lies in the
+ * page before and free() still works (MOONCAKE-ABI.md section 0.2 has the proof).
  *
- * `address` must be aligned to the page size of the backing memory (4 KiB for memfd and tmpfs, the mount's for hugetlbfs),
- * and no page of the range may be shared with anything else; -EINVAL otherwise. Only whole pages are laid over and published: a
- * partial last page stays what it was, and requests that reach into it are left to Mooncake.
- * With `keep_contents`, resident contents are copied into the new memory first; nothing else may write meanwhile.
+ * `address` must be aligned to the page size of the backing memory (4 KiB for memfd and tmpfs, the
+ * mount's for hugetlbfs), and no page of the range may be shared with anything else; -EINVAL
+ * otherwise. Only whole pages are laid over and published: a partial last page stays what it was,
+ * and requests that reach into it are left to Mooncake. With `keep_contents`, resident contents are
+ * copied into the new memory first; nothing else may write meanwhile.
  *
- * 0 or -errno; on failure the range is as it was, one line was logged that says what failed, with which value and what to
- * do, and TP_SEGMENT_FAILURES was counted.
+ * 0 or -errno; on failure the range is as it was, one line was logged that says what failed, with
+ * which value and what to do, and TP_SEGMENT_FAILURES was counted.
  */
-int tp_segment_overlay(void *address, size_t bytes, bool keep_contents, const struct tp_config *config);
+int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
+                       const struct tp_config *config);
 
 /*
- * Make a segment of CUDA VMM host memory (config->store.kind is TP_SEGMENT_CUMEM): it has addresses of its own, so it stands
- * in for the caller's allocation. `alignment` is a power of two. The rest is as above; from then on everything below takes
- * *ret_address like an overlay's.
+ * Make a segment of CUDA VMM host memory (config->store.kind is TP_SEGMENT_CUMEM): it has addresses
+ * of its own, so it stands in for the caller's allocation. `alignment` is a power of two. The rest
+ * is as above; from then on everything below takes *ret_address like an overlay's.
  */
-int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *config, void **ret_address);
+int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *config,
+                        void **ret_address);
 
 /*
- * Give back memory that tp_segment_allocate has made, whoever asks with whatever function: true when `address` was the start
- * of such a segment, which is gone then (a forked child's stays). Two compares for all other addresses. Neither logs nor
- * allocates; errno is preserved: usable in `free`.
+ * Give back memory that tp_segment_allocate has made, whoever asks with whatever function: true
+ * when `address` was the start of such a segment, which is gone then (a forked child's stays). Two
+ * compares for all other addresses. Neither logs nor allocates; errno is preserved: usable in
+ * `free`.
  */
 bool tp_segment_free(void *address);
 
 /*
- * Put anonymous memory back in place of the overlay that starts at `address` (contents are lost; whoever calls this is about to
- * free it), withdraw it if it is published, and forget it. 0, or -ENOENT when there is no overlay at this address. What
- * tp_segment_allocate has made is only withdrawn: tp_segment_free ends it.
+ * Put anonymous memory back in place of the overlay that starts at `address` (contents are lost;
+ * whoever calls this is about to free it), withdraw it if it is published, and forget it. 0, or
+ * -ENOENT when there is no overlay at this address. What tp_segment_allocate has made is only
+ * withdrawn: tp_segment_free ends it.
  */
 int tp_segment_restore(void *address);
 
@@ -57,8 +63,8 @@ int tp_segment_restore(void *address);
 bool tp_segment_contains(const void *address);
 
 /*
- * Publish the overlay that starts at `address`: from now on engines are told of it. The first call starts the server.
- * 0, -ENOENT (no overlay there), or -errno with one line logged.
+ * Publish the overlay that starts at `address`: from now on engines are told of it. The first call
+ * starts the server. 0, -ENOENT (no overlay there), or -errno with one line logged.
  */
 int tp_segment_publish(void *address, const struct tp_config *config);
 
@@ -66,25 +72,27 @@ int tp_segment_publish(void *address, const struct tp_config *config);
 int tp_segment_withdraw(void *address);
 
 /*
- * The name by which peers open this process (Mooncake's endpoint). Told to connected engines at once. `name` is copied;
- * more than 255 characters: -ENAMETOOLONG.
+ * The name by which peers open this process (Mooncake's endpoint). Told to connected engines at
+ * once. `name` is copied; more than 255 characters: -ENAMETOOLONG.
  */
 int tp_server_set_name(const char *name);
 
 /*
- * Listen in the half's directory: for a store as s-<id>, for an engine alone as e-<id> (it then serves its counters only).
- * Idempotent; a store call after an engine call adds the store's socket. Removes stale entries first. 0 or -errno with one
- * line logged. A failure for an engine alone is no error for its transfers: the engine is merely not visible to
- * `tidepool status`.
+ * Listen in the half's directory: for a store as s-<id>, for an engine alone as e-<id> (it then
+ * serves its counters only). Idempotent; a store call after an engine call adds the store's socket.
+ * Removes stale entries first. 0 or -errno with one line logged. A failure for an engine alone is
+ * no error for its transfers: the engine is merely not visible to `tidepool status`.
  */
 int tp_server_start(bool store, const struct tp_config *config);
 
-/* Close all connections, remove this process's entries from the directory, end the thread. Safe to call twice, or never. */
+/* Close all connections, remove this process's entries from the directory, end the thread. Safe to
+ * call twice, or never. */
 void tp_server_stop(void);
 
 /*
- * Remove from the directory what dead processes left there: entries whose lock can be taken, and temporary names that nobody
- * renamed. Never those of a live process. Returns how many names were swept. tp_server_start does it; `tidepool status` too.
+ * Remove from the directory what dead processes left there: entries whose lock can be taken, and
+ * temporary names that nobody renamed. Never those of a live process. Returns how many names were
+ * swept. tp_server_start does it; `tidepool status` too.
  */
 unsigned tp_server_sweep(int dir_fd);
 

@@ -1,31 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The protocol between the processes of one host, and the names in the directory that they share. Both segment/ and
- * transport/ include it, and so does tools/; it is all that they share.
+ * The protocol between the processes of one host, and the names in the directory that they share.
+ * Both segment/ and transport/ include it, and so does tools/; it is all that they share.
  *
  * Directory. Each process listens on a SOCK_SEQPACKET socket in the directory:
  *   s-<id>.sock  a process that publishes segments (it may be an engine as well)
  *   e-<id>.sock  an engine only: serves nothing but its counters
  *   <s|e>-<id>.lock  an empty file with an exclusive flock(2) for as long as the process lives
- * <id> is the instance id, 32 lower-case hex digits: random, since pids collide between containers. A socket is bound under
- * a temporary name (".<id>.tmp") and renamed once it listens, so a visible socket answers. Whoever can take the lock of an
- * entry removes it: lock, compare the inode with the path's, unlink the socket, unlink the lock file.
- * Sockets are reached as /proc/self/fd/<dirfd>/<name>, so a path's length does not matter and the directory that was checked
- * is the one used.
+ * <id> is the instance id, 32 lower-case hex digits: random, since pids collide between containers.
+ * A socket is bound under a temporary name (".<id>.tmp") and renamed once it listens, so a visible
+ * socket answers. Whoever can take the lock of an entry removes it: lock, compare the inode with
+ * the path's, unlink the socket, unlink the lock file. Sockets are reached as
+ * /proc/self/fd/<dirfd>/<name>, so a path's length does not matter and the directory that was
+ * checked is the one used.
  *
- * Messages. One struct tp_msg a packet, always whole, always this size, unused bytes zero. At least these bytes travel with
- * fds. A server never blocks: a client that does not read loses its connection. A message of another size, magic, version or
- * an unknown type, a range that does not fit, or fds where none belong end the connection: the client loses its own lease and
- * nothing else happens.
+ * Messages. One struct tp_msg a packet, always whole, always this size, unused bytes zero. At least
+ * these bytes travel with fds. A server never blocks: a client that does not read loses its
+ * connection. A message of another size, magic, version or an unknown type, a range that does not
+ * fit, or fds where none belong end the connection: the client loses its own lease and nothing else
+ * happens.
  *
  *   client                                   server
  *   HELLO (version, identity, purpose)  ->
- *                                       <-   WELCOME (instance, name, roles) or REFUSED (reason, text)
- *   purpose STATUS:                     <-   PAGE + 1 fd of the counters; then the server closes
- *   purpose ATTACH:                     <-   NAME (again whenever the name becomes known or changes)
+ *                                       <-   WELCOME (instance, name, roles) or REFUSED (reason,
+ * text) purpose STATUS:                     <-   PAGE + 1 fd of the counters; then the server
+ * closes purpose ATTACH:                     <-   NAME (again whenever the name becomes known or
+ * changes)
  *                                       <-   SEGMENT for each published segment, also later ones
  *   WANT (segment, first, count)        ->
- *                                       <-   PIECES (segment, first, count) + count fds, in the order of the pieces
+ *                                       <-   PIECES (segment, first, count) + count fds, in the
+ * order of the pieces
  *                                       <-   GONE (segment) when it is taken back
  *   The connection is the lease. End of file, either way, ends it.
  */
@@ -56,7 +60,13 @@ enum tp_msg_type {
 
 enum tp_purpose { TP_PURPOSE_ATTACH = 1, TP_PURPOSE_STATUS };
 
-enum tp_refusal { TP_REFUSED_UID = 1, TP_REFUSED_IDENTITY, TP_REFUSED_VERSION, TP_REFUSED_FULL, TP_REFUSED_ROLE };
+enum tp_refusal {
+    TP_REFUSED_UID = 1,
+    TP_REFUSED_IDENTITY,
+    TP_REFUSED_VERSION,
+    TP_REFUSED_FULL,
+    TP_REFUSED_ROLE
+};
 
 /* How the fds of a segment are mapped by the receiver. */
 enum tp_wire_kind {
@@ -66,9 +76,9 @@ enum tp_wire_kind {
 
 struct tp_msg_hello {
     uint32_t purpose, pad;
-    uint64_t netns;     /* inode of the sender's network namespace, 0 unknown */
+    uint64_t netns; /* inode of the sender's network namespace, 0 unknown */
     uint8_t instance[16];
-    char identity[96];  /* tp_host_identity of the sender */
+    char identity[96]; /* tp_host_identity of the sender */
     char program[64];
 };
 struct tp_msg_welcome {
@@ -91,7 +101,7 @@ struct tp_msg_segment {
     uint64_t page_bytes;  /* of the backing memory */
     uint64_t piece_bytes; /* all pieces but the last; a multiple of page_bytes */
     uint32_t piece_count;
-    uint32_t kind; /* enum tp_wire_kind */
+    uint32_t kind;      /* enum tp_wire_kind */
     uint64_t map_bytes; /* sum of all pieces: bytes rounded up to page_bytes */
 };
 struct tp_msg_pieces { /* WANT and PIECES */
@@ -130,17 +140,20 @@ static_assert(sizeof(struct tp_msg_segment) == 56, "no padding in the wire struc
 static_assert(sizeof(struct tp_msg_hello) == 192, "no padding in the wire structs");
 
 /*
- * Send one message with `fd_count` fds (at most TP_WIRE_MAX_FDS): MSG_NOSIGNAL, MSG_DONTWAIT. `message` needs type and body
- * only. 0, -EAGAIN when the peer does not read, or -errno. The fds stay the caller's.
+ * Send one message with `fd_count` fds (at most TP_WIRE_MAX_FDS): MSG_NOSIGNAL, MSG_DONTWAIT.
+ * `message` needs type and body only. 0, -EAGAIN when the peer does not read, or -errno. The fds
+ * stay the caller's.
  */
 int tp_wire_send(int socket_fd, struct tp_msg *message, const int *fds, unsigned fd_count);
 
 /*
- * Receive one message: MSG_CMSG_CLOEXEC, never blocking. Returns 0 with *ret_message checked (size, magic, version, known
- * type, NUL-terminated strings) and up to `max_fds` fds in ret_fds, which the caller then owns. Excess fds are closed and make
- * it -EPROTO; so does truncation. -EPROTONOSUPPORT: another version. -ENODATA: end of file. -EAGAIN: nothing there.
+ * Receive one message: MSG_CMSG_CLOEXEC, never blocking. Returns 0 with *ret_message checked (size,
+ * magic, version, known type, NUL-terminated strings) and up to `max_fds` fds in ret_fds, which the
+ * caller then owns. Excess fds are closed and make it -EPROTO; so does truncation.
+ * -EPROTONOSUPPORT: another version. -ENODATA: end of file. -EAGAIN: nothing there.
  */
-int tp_wire_receive(int socket_fd, struct tp_msg *ret_message, int *ret_fds, unsigned max_fds, unsigned *ret_fd_count);
+int tp_wire_receive(int socket_fd, struct tp_msg *ret_message, int *ret_fds, unsigned max_fds,
+                    unsigned *ret_fd_count);
 
 /* The size that piece `index` of this segment must have, 0 when there is no such piece. */
 uint64_t tp_wire_piece_bytes(const struct tp_msg_segment *segment, uint32_t index);
@@ -148,17 +161,21 @@ uint64_t tp_wire_piece_bytes(const struct tp_msg_segment *segment, uint32_t inde
 /* Are all numbers of this segment possible (sizes, overflow, counts)? 0 or -EPROTO. */
 int tp_wire_check_segment(const struct tp_msg_segment *segment);
 
-/* Connect to `name` in the directory `dir_fd`; the socket is CLOEXEC and non-blocking. fd or -errno. */
+/* Connect to `name` in the directory `dir_fd`; the socket is CLOEXEC and non-blocking. fd or
+ * -errno. */
 int tp_wire_connect(int dir_fd, const char *name);
 
-/* Parse a directory entry: returns 's' or 'e' and the instance id for "<s|e>-<32 hex>.sock", 0 for anything else. */
+/* Parse a directory entry: returns 's' or 'e' and the instance id for "<s|e>-<32 hex>.sock", 0 for
+ * anything else. */
 char tp_wire_parse_name(const char *name, uint8_t ret_instance[static 16]);
 
 /*
- * May this uid be our peer? root, our own, or listed in TIDEPOOL_ALLOW_UIDS. Reads SO_PEERCRED of the socket.
- * 0, -EACCES, or -errno; *ret_uid and *ret_pid (either may be NULL) are set whenever the credentials could be read.
+ * May this uid be our peer? root, our own, or listed in TIDEPOOL_ALLOW_UIDS. Reads SO_PEERCRED of
+ * the socket. 0, -EACCES, or -errno; *ret_uid and *ret_pid (either may be NULL) are set whenever
+ * the credentials could be read.
  */
 struct tp_config;
-int tp_wire_check_peer(int socket_fd, const struct tp_config *config, uint32_t *ret_uid, int32_t *ret_pid);
+int tp_wire_check_peer(int socket_fd, const struct tp_config *config, uint32_t *ret_uid,
+                       int32_t *ret_pid);
 
 #endif

@@ -28,9 +28,9 @@ enum tp_part_state { TP_PART_RUNNING, TP_PART_COMPLETED, TP_PART_FAILED };
 struct tp_part {
     struct tp_part *next;
     enum tp_part_state state; /* decided once, when the end of the copies is first seen */
-    struct tp_copy_job job;     /* between host memory and host memory */
-    struct tp_device_job gpu;   /* between a GPU's memory and host memory */
-    uint64_t held; /* a bit a peer's slot: references that the copies need */
+    struct tp_copy_job job;   /* between host memory and host memory */
+    struct tp_device_job gpu; /* between a GPU's memory and host memory */
+    uint64_t held;            /* a bit a peer's slot: references that the copies need */
     uint64_t read_bytes, write_bytes;
     uint32_t task_count, rest_count; /* of the submit; rest_count of them are Mooncake's */
     unsigned char

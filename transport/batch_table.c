@@ -80,7 +80,8 @@ static bool batch_idle(const struct tp_batch *batch) {
     if (batch->users)
         return false;
     for (const struct tp_part *part = batch->parts; part; part = part->next) {
-        if (!tp_copy_idle(&part->job) || tp_device_look(&part->gpu, TP_DEVICE_GROUPS) == TP_DEVICE_RUNNING)
+        if (!tp_copy_idle(&part->job) ||
+            tp_device_look(&part->gpu, TP_DEVICE_GROUPS) == TP_DEVICE_RUNNING)
             return false;
     }
     return true;

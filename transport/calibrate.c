@@ -5,7 +5,7 @@
  *
  * The kernel's copies are cut into chunks, so its speed is the same for all sizes from there up,
  * and one measurement is enough; the copy engines get faster with the size. The result is the
- * largest size up to which the kernel is about as fast.
+ * largest size up to which the kernel is faster.
  *
  * It must not know: waves, who copies what. Transfers of the application run meanwhile and may
  * disturb a measurement: the median of three is taken, and a wrong result costs speed only.
@@ -18,7 +18,7 @@
 
 #include "env/env.h"
 
-#define BYTES ((size_t)16 << 20)
+#define BYTES ((size_t)32 << 20)
 #define SMALLEST ((size_t)64 << 10)
 #define LARGEST ((size_t)2 << 20)
 #define CHUNK ((size_t)16 << 10) /* as the waves cut copies for the kernel */
@@ -112,11 +112,12 @@ static uint64_t find_crossover(const struct bench *bench, bool to_device) {
     uint64_t kernel = measure(bench, TP_GPU_KERNEL, to_device, CHUNK);
     if (kernel == 0)
         return 0;
+    /* Where both are equal the copy engines win: they leave the GPU's multiprocessors alone. */
     for (size_t size = SMALLEST; size <= LARGEST; size *= 2) {
         uint64_t engine = measure(bench, TP_GPU_ENGINE, to_device, size);
         if (engine == 0)
             return 0;
-        if ((double)kernel * AS_FAST > (double)engine)
+        if ((double)kernel >= (double)engine * AS_FAST)
             break;
         found = size;
     }

@@ -135,7 +135,8 @@ static void engine_clear(struct tp_engine *engine) {
     atomic_fetch_sub_explicit(&engine_count, 1, memory_order_relaxed);
 }
 
-/* Under engine_lock: forget one key. An engine that was moved has another, and ends with its last. */
+/* Under engine_lock: forget one key. An engine that was moved has another, and ends with its last.
+ */
 static void key_remove(const void *address) {
     uint32_t high = atomic_load_explicit(&key_high, memory_order_relaxed);
     struct tp_engine *engine = key_lookup(address);

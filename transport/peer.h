@@ -67,12 +67,13 @@ enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t byte
                             void **ret_address);
 
 /*
- * May GPU `device` reach all mapped memory of this peer now? False wakes the peer thread, which grants it; until then such
- * requests are Mooncake's. Lock-free; `peer` must be held.
+ * May GPU `device` reach all mapped memory of this peer now? False wakes the peer thread, which
+ * grants it; until then such requests are Mooncake's. Lock-free; `peer` must be held.
  */
 bool tp_peer_device_access(struct tp_peer *peer, int device);
 
-/* Can GPUs read and write the host memory at this routed address by themselves (CUDA VMM memory)? Lock-free. */
+/* Can GPUs read and write the host memory at this routed address by themselves (CUDA VMM memory)?
+ * Lock-free. */
 bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address);
 
 /* Add to the peer's own counters (tidepool status shows them by peer). */

@@ -16,8 +16,8 @@ struct tp_range_hint {
     int device; /* of DEVICE memory: the GPU's ordinal */
 };
 
-/* Whose memory all of [address, address + bytes) is, and of which GPU (written for DEVICE). Lock-free; a
- * driver call only where no registered range covers it. */
+/* Whose memory all of [address, address + bytes) is, and of which GPU (written for DEVICE).
+ * Lock-free; a driver call only where no registered range covers it. */
 enum tp_memory tp_range_memory(const void *address, uint64_t bytes, struct tp_range_hint *hint,
                                int *ret_device);
 

@@ -24,7 +24,8 @@ Test(engine, keys_and_aliases) {
     tp_engine_open(engine, 3, "a", 1);
     tp_engine_forget(&keys[0]);
     cr_assert_null(tp_engine_find(&keys[0], false));
-    cr_assert_eq(tp_engine_find(&keys[1], false), engine, "a moved engine lives on under its other key");
+    cr_assert_eq(tp_engine_find(&keys[1], false), engine,
+                 "a moved engine lives on under its other key");
     cr_assert_not_null(tp_engine_name(engine, 3));
     tp_engine_forget(&keys[1]);
     cr_assert_null(tp_engine_find(&keys[1], false));
