@@ -16,6 +16,7 @@
 #include "env/env.h"
 #include "env/stats.h"
 #include "transport/engine.h"
+#include "transport/gpu.h"
 #include "transport/peer.h"
 #include "transport/ranges.h"
 
@@ -95,8 +96,10 @@ static enum tp_counter memory_reason(struct plan *plan, const struct tp_request 
         *ret_device = ON_HOST;
         return LOCAL;
     case TP_MEMORY_DEVICE:
-        if (tp_config()->engine.device_copy)
+        if (tp_config()->engine.device_copy) {
+            (void)tp_gpu_get(*ret_device); /* starts making it ready, if nothing has yet */
             return LOCAL;
+        }
         break;
     case TP_MEMORY_UNKNOWN:
         break;

@@ -77,7 +77,7 @@ static uint64_t run_once(const struct bench *bench, enum tp_gpu_method method, b
     tp_cu_result result = TP_CUDA_SUCCESS;
     unsigned sent = 0;
     for (; sent < PARTS && result == TP_CUDA_SUCCESS && used == method; sent++)
-        result = tp_gpu_send(bench->gpu, &used, to_device, bench->ops + sent * part, part,
+        result = tp_gpu_send(bench->gpu, &used, to_device, bench->ops + (size_t)sent * part, part,
                              bench->scratch, bench->events[sent]);
     for (unsigned i = 0; i < sent; i++) {
         tp_cu_result end = wait_event(bench, bench->events[i]);

@@ -12,16 +12,13 @@
  */
 #include "transport/ranges.h"
 
-#include <ctype.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "env/cuda.h"
 #include "env/env.h"
-#include "transport/copy_device.h"
 #include "transport/gpu.h"
 #include "transport/transport.h"
 
@@ -88,15 +85,12 @@ static void range_remove(long index) {
 }
 
 /* Memory of a GPU is registered long before its first transfer: the time to make that GPU ready. */
-static void prepare_gpu(const char *location) {
+static void prepare_gpu(const void *address) {
     const struct tp_engine_config *engine = &tp_config()->engine;
-    char *end = NULL;
-    if (engine->half != TP_HALF_ON || !engine->device_copy || location[4] != ':' ||
-        !isdigit((unsigned char)location[5]))
-        return;
-    unsigned long device = strtoul(location + 5, &end, 10);
-    if (*end == '\0' && device < TP_DEVICES && tp_cuda_initialised())
-        tp_gpu_prepare((int)device);
+    int device = 0;
+    if (engine->half == TP_HALF_ON && engine->device_copy && tp_cuda_initialised() &&
+        tp_cuda_classify(address, &device) == TP_MEMORY_DEVICE)
+        tp_gpu_prepare(device);
 }
 
 void tp_register_range(const void *address, size_t bytes, const char *location) {
@@ -106,8 +100,7 @@ void tp_register_range(const void *address, size_t bytes, const char *location) 
     /* A name is no proof; but memory that is called a GPU's is never copied as if it were the
      * host's. */
     bool device = location && strncmp(location, "cuda", 4) == 0;
-    if (device)
-        prepare_gpu(location);
+    prepare_gpu(address);
     write_begin();
     long before = range_search(first);
     if (before >= 0 && atomic_load_explicit(&ranges[before].first, memory_order_acquire) == first) {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A C++ program that links a shared transfer engine, run with the library preloaded: what Mooncake's own C++ users are. Two roles in two
- * processes, told apart by the first argument:
- *   store NAME BYTES   allocates, registers, prints the segment's address, then answers "sum OFFSET BYTES" and "fill" lines
- *   engine NAME BASE SCENARIO   runs one scenario against the store and prints "ok" or what was wrong
+ * A C++ program that links a shared transfer engine, run with the library preloaded: what
+ * Mooncake's own C++ users are. Two roles in two processes, told apart by the first argument: store
+ * NAME BYTES   allocates, registers, prints the segment's address, then answers "sum OFFSET BYTES"
+ * and "fill" lines engine NAME BASE SCENARIO   runs one scenario against the store and prints "ok"
+ * or what was wrong
  */
 #include "engine.h"
 
@@ -17,13 +18,13 @@
 
 using namespace mooncake;
 
-#define CHECK(condition)                                                                                                         \
-    do {                                                                                                                         \
-        if (!(condition)) {                                                                                                      \
-            printf("line %d: %s\n", __LINE__, #condition);                                                                       \
-            fflush(stdout);                                                                                                      \
-            _exit(1);                                                                                                            \
-        }                                                                                                                        \
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            printf("line %d: %s\n", __LINE__, #condition);                                         \
+            fflush(stdout);                                                                        \
+            _exit(1);                                                                              \
+        }                                                                                          \
     } while (0)
 
 static void *allocate(size_t bytes) {
@@ -45,7 +46,8 @@ static bool file_mapped(const void *address) {
     while (!found && fgets(line, sizeof(line), maps)) {
         unsigned long low = 0, high = 0;
         auto at = reinterpret_cast<unsigned long>(address);
-        found = sscanf(line, "%lx-%lx", &low, &high) == 2 && at >= low && at < high && strstr(line, "memfd:");
+        found = sscanf(line, "%lx-%lx", &low, &high) == 2 && at >= low && at < high &&
+                strstr(line, "memfd:");
     }
     fclose(maps);
     return found;
@@ -82,7 +84,7 @@ static int store(const char *name, size_t bytes) {
     CHECK(file_mapped(memory));
     engine.reset();
     CHECK(!file_mapped(memory)); /* the overlay ends with the engine, before the memory is freed */
-    free(memory); /* plain, as RealClient::tearDownAll_internal does */
+    free(memory);                /* plain, as RealClient::tearDownAll_internal does */
     return 0;
 }
 
@@ -153,7 +155,8 @@ static void scenario_roundtrip(Run &run) {
     CHECK(record().offsets.empty());
 }
 
-/* Requests to another segment go to Mooncake, in order, and keep their place in the caller's numbering. */
+/* Requests to another segment go to Mooncake, in order, and keep their place in the caller's
+ * numbering. */
 static void scenario_mixed(Run &run) {
     uint64_t other = run.engine.openSegment("elsewhere:1");
     Requests entries;
@@ -184,7 +187,8 @@ static void scenario_mixed(Run &run) {
     CHECK(run.engine.freeBatchID(batch_id).ok());
 }
 
-/* While Mooncake's part is unfinished the batch is, and it cannot be freed; it works again after. */
+/* While Mooncake's part is unfinished the batch is, and it cannot be freed; it works again after.
+ */
 static void scenario_busy(Run &run) {
     uint64_t other = run.engine.openSegment("elsewhere:1");
     Requests entries = {run.request(1, 0, 0, 4096), run.request(1, 4096, 4096, 4096)};
@@ -245,13 +249,15 @@ static void scenario_scatter(Run &run) {
     sizes.push_back(7); /* its storage is the module's: it can grow and be freed */
     CHECK(run.wait(batch_id, 100) == 4);
     CHECK(run.engine.freeBatchID(batch_id).ok());
-    if (WITH_TENT) { /* there TransferEngine is the border, and this stand-in's scatter does not pass it */
+    if (WITH_TENT) { /* there TransferEngine is the border, and this stand-in's scatter does not
+                        pass it */
         CHECK(record().offsets.size() == 100);
         return;
     }
     CHECK(record().offsets.empty());
 
-    entries[50].target_id = run.engine.openSegment("elsewhere:1"); /* mixed scatter: whole to Mooncake */
+    entries[50].target_id =
+        run.engine.openSegment("elsewhere:1"); /* mixed scatter: whole to Mooncake */
     sizes.clear();
     batch_id = run.engine.scatter(entries, sizes);
     CHECK(batch_id && sizes.size() == 100 && record().offsets.size() == 100);
@@ -274,14 +280,16 @@ static void scenario_engines(Run &run) {
 
     TransferEngine second(false);
     CHECK(second.init("P2PHANDSHAKE", "second", "", 0) == 0);
-    CHECK(second.openSegment("elsewhere:2") == run.handle); /* the same number means another segment there */
+    CHECK(second.openSegment("elsewhere:2") ==
+          run.handle); /* the same number means another segment there */
     batch_id = second.allocateBatchID(1);
     CHECK(second.submitTransfer(batch_id, {run.request(1, 0, 0, 4096)}).ok());
     CHECK(record().offsets.size() == 1);
     CHECK(second.freeBatchID(batch_id).ok());
 }
 
-/* A handle that we have never seen, a batch that is freed and its id used again, and a batch of nothing. */
+/* A handle that we have never seen, a batch that is freed and its id used again, and a batch of
+ * nothing. */
 static void scenario_strange(Run &run) {
     auto unknown = run.request(1, 0, 0, 64);
     unknown.target_id = 999;
@@ -300,7 +308,8 @@ static void scenario_strange(Run &run) {
     CHECK(run.engine.freeBatchID(batch_id).ok());
 }
 
-/* The library must leave everything to Mooncake: an unknown element size, or it is not configured. */
+/* The library must leave everything to Mooncake: an unknown element size, or it is not configured.
+ */
 static void scenario_forwarded(Run &run, const char *name) {
     CHECK(run.engine.init("P2PHANDSHAKE", "engine", "", 0) == 0);
     run.handle = run.engine.openSegment(name);
@@ -318,8 +327,9 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(Run &);
-    } scenarios[] = {{"roundtrip", scenario_roundtrip}, {"mixed", scenario_mixed},     {"busy", scenario_busy},
-                     {"refused", scenario_refused},     {"range", scenario_range},     {"scatter", scenario_scatter},
+    } scenarios[] = {{"roundtrip", scenario_roundtrip}, {"mixed", scenario_mixed},
+                     {"busy", scenario_busy},           {"refused", scenario_refused},
+                     {"range", scenario_range},         {"scatter", scenario_scatter},
                      {"engines", scenario_engines},     {"strange", scenario_strange}};
     auto run = std::make_unique<Run>();
     run->base = strtoull(argv[3], nullptr, 16);

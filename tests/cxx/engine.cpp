@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stand-in's body: see engine.h. Everything is out of line, so that calls go through the PLT as in the real modules. */
+/* The stand-in's body: see engine.h. Everything is out of line, so that calls go through the PLT as
+ * in the real modules. */
 #include "engine.h"
 
 #include <cstdlib>
@@ -51,7 +52,8 @@ Status MultiTransport::add(uint64_t batch_id, const Requests &entries) {
 Status MultiTransport::submitTransfer(uint64_t batch_id, const Requests &entries) {
     return submitTransfer(batch_id, entries, nullptr);
 }
-Status MultiTransport::submitTransfer(uint64_t batch_id, const Requests &entries, std::vector<size_t> *task_sizes) {
+Status MultiTransport::submitTransfer(uint64_t batch_id, const Requests &entries,
+                                      std::vector<size_t> *task_sizes) {
     if (task_sizes)
         for (size_t i = 0; i < entries.size(); i++)
             task_sizes->push_back(1);
@@ -62,7 +64,8 @@ Status MultiTransport::submitTransfer(uint64_t batch_id, const Requests &entries
     return add(batch_id, entries);
 }
 #endif
-Status MultiTransport::getTransferStatus(uint64_t batch_id, size_t task_id, Transport::TransferStatus &status) {
+Status MultiTransport::getTransferStatus(uint64_t batch_id, size_t task_id,
+                                         Transport::TransferStatus &status) {
     record().status_calls++;
     if (task_id >= desc(batch_id).lengths.size())
         return Status(1);
@@ -70,7 +73,8 @@ Status MultiTransport::getTransferStatus(uint64_t batch_id, size_t task_id, Tran
     status.transferred_bytes = record().busy ? 0 : desc(batch_id).lengths[task_id];
     return Status();
 }
-Status MultiTransport::getBatchTransferStatus(uint64_t batch_id, Transport::TransferStatus &status) {
+Status MultiTransport::getBatchTransferStatus(uint64_t batch_id,
+                                              Transport::TransferStatus &status) {
     status.transferred_bytes = 0;
     status.s = record().busy && !desc(batch_id).lengths.empty() ? 0 : 4;
     if (status.s == 4)
@@ -82,14 +86,16 @@ Status MultiTransport::getBatchTransferStatus(uint64_t batch_id, Transport::Tran
 TransferEngine::TransferEngine(bool) {
 }
 TransferEngine::TransferEngine(TransferEngine &&other) noexcept
-    : multi_(std::move(other.multi_)), name_(std::move(other.name_)), segments_(std::move(other.segments_)) {
+    : multi_(std::move(other.multi_)), name_(std::move(other.name_)),
+      segments_(std::move(other.segments_)) {
 }
 #if !DESTRUCTOR_INLINED
 TransferEngine::~TransferEngine() {
     freeEngine();
 }
 #endif
-int TransferEngine::init(const std::string &, const std::string &local_name, const std::string &, uint64_t) {
+int TransferEngine::init(const std::string &, const std::string &local_name, const std::string &,
+                         uint64_t) {
     std::string name = local_name;
     multi_ = std::make_shared<MultiTransport>(nullptr, name);
     const char *given = getenv("FAKE_ENGINE_NAME");
@@ -120,7 +126,8 @@ int TransferEngine::registerLocalMemory(void *, size_t, const std::string &, boo
 int TransferEngine::unregisterLocalMemory(void *, bool) {
     return 0;
 }
-int TransferEngine::registerLocalMemoryBatch(const std::vector<Transport::BufferEntry> &, const std::string &) {
+int TransferEngine::registerLocalMemoryBatch(const std::vector<Transport::BufferEntry> &,
+                                             const std::string &) {
     return 0;
 }
 int TransferEngine::unregisterLocalMemoryBatch(const std::vector<void *> &) {
@@ -135,13 +142,16 @@ Status TransferEngine::freeBatchID(uint64_t batch_id) {
 Status TransferEngine::submitTransfer(uint64_t batch_id, const Requests &entries) {
     return multi_->submitTransfer(batch_id, entries);
 }
-Status TransferEngine::submitTransferWithNotify(uint64_t batch_id, const Requests &entries, TransferMetadata::NotifyDesc) {
+Status TransferEngine::submitTransferWithNotify(uint64_t batch_id, const Requests &entries,
+                                                TransferMetadata::NotifyDesc) {
     return multi_->submitTransfer(batch_id, entries);
 }
-Status TransferEngine::getTransferStatus(uint64_t batch_id, size_t task_id, Transport::TransferStatus &status) {
+Status TransferEngine::getTransferStatus(uint64_t batch_id, size_t task_id,
+                                         Transport::TransferStatus &status) {
     return multi_->getTransferStatus(batch_id, task_id, status);
 }
-Status TransferEngine::getBatchTransferStatus(uint64_t batch_id, Transport::TransferStatus &status) {
+Status TransferEngine::getBatchTransferStatus(uint64_t batch_id,
+                                              Transport::TransferStatus &status) {
     return multi_->getBatchTransferStatus(batch_id, status);
 }
 uint64_t TransferEngine::scatter(const Requests &entries, std::vector<size_t> &task_sizes) {
@@ -175,7 +185,8 @@ void free_memory(const std::string &, void *address, bool) {
     free(address);
 }
 #else
-void *allocate_buffer_allocator_memory(size_t bytes, const std::string &, size_t alignment, DmaBufferAllocator *) {
+void *allocate_buffer_allocator_memory(size_t bytes, const std::string &, size_t alignment,
+                                       DmaBufferAllocator *) {
     return aligned_alloc(alignment, bytes);
 }
 void free_memory(const std::string &, void *address, DmaBufferAllocator *) {
@@ -194,5 +205,6 @@ std::string getMachineID() {
 
 } // namespace mooncake
 
-/* Store modules of the wheels export it as a weak symbol; the library measures the element with it. */
+/* Store modules of the wheels export it as a weak symbol; the library measures the element with it.
+ */
 template void std::vector<mooncake::Transport::TransferRequest>::reserve(size_t);
