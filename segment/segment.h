@@ -21,7 +21,7 @@ struct tp_config;
  * Lay shareable memory over [address, address + bytes): MAP_FIXED mappings of memfds or files
  * (config->store.kind), piece by piece, round-robin over the NUMA nodes, populated in parallel
  * before it returns. The mapping's owner stays whoever allocated it: malloc's header lies in the
- * page before and free() still works (MOONCAKE-ABI.md section 0.2 has the proof).
+ * page before and free() still works (UPSTREAM.md).
  *
  * `address` must be aligned to the page size of the backing memory (4 KiB for memfd and tmpfs, the
  * mount's for hugetlbfs), and no page of the range may be shared with anything else; -EINVAL

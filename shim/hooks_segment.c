@@ -18,7 +18,7 @@
 #define CALLER() __builtin_return_address(0)
 
 /* Segments are allocated with 16 MiB alignment, the client's local buffer with 64 bytes
- * (MOONCAKE-ABI.md section 3). */
+ * (UPSTREAM.md). */
 #define SEGMENT_ALIGNMENT ((size_t)2 << 20)
 
 #define OWNERS 64

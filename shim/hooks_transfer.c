@@ -18,7 +18,7 @@
 #define CALLER() __builtin_return_address(0)
 
 /* What allocateBatchID was asked for last in this thread: submits follow at once in every version
- * seen (MOONCAKE-ABI.md 2). */
+ * seen (UPSTREAM.md). */
 struct last_allocation {
     uint64_t batch_id;
     size_t count;

@@ -55,7 +55,7 @@ bool tp_has(enum tp_hook hook, struct tp_module *module);
 void *tp_module_symbol(const struct tp_module *module, const char *name);
 
 /* Is this a size of TransferRequest that we know? (48 up to 0.3.12, 56 in 0.3.13, 72 in 0.3.14:
- * MOONCAKE-ABI.md) */
+ * UPSTREAM.md) */
 bool tp_element_known(size_t bytes);
 
 #endif

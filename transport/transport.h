@@ -77,7 +77,7 @@ enum tp_opcode { TP_OP_READ = 0, TP_OP_WRITE = 1 };
 
 /*
  * One request as Mooncake lays it out in its first 40 bytes (x86-64, every version from 0.3.6 to
- * 0.3.14: MOONCAKE-ABI.md section 1). The 4 bytes after the opcode are garbage.
+ * 0.3.14: UPSTREAM.md). The 4 bytes after the opcode are garbage.
  */
 struct tp_request {
     int32_t opcode;
