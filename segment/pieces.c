@@ -322,10 +322,14 @@ int tp_pieces_remove(struct tp_pieces *pieces) {
     if (mmap(pieces->base, pieces->bytes, PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
         result = -errno;
+    tp_pieces_forget(pieces);
+    return result;
+}
+
+void tp_pieces_forget(struct tp_pieces *pieces) {
     for (uint32_t i = 0; i < pieces->count; i++)
         close(pieces->fds[i]);
     free(pieces->fds);
     pieces->fds = NULL;
     pieces->count = 0;
-    return result;
 }

@@ -43,4 +43,7 @@ int tp_pieces_check(const struct tp_pieces *pieces, uint64_t held_fds, bool pool
  * or -errno. */
 int tp_pieces_remove(struct tp_pieces *pieces);
 
+/* Close the pieces only: their addresses are somebody else's already. */
+void tp_pieces_forget(struct tp_pieces *pieces);
+
 #endif

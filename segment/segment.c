@@ -330,6 +330,36 @@ int tp_segment_restore(void *address) {
     return 0;
 }
 
+/* The start of an overlay, not of CUDA memory, that reaches into the range; NULL when there is
+ * none. */
+static void *find_overlapping(const void *address, size_t bytes) {
+    uintptr_t first = (uintptr_t)address;
+    void *found = NULL;
+    pthread_mutex_lock(&table_lock);
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS && found == NULL; i++) {
+        const struct overlay *overlay = &table[i];
+        if (overlay->state == READY && overlay->pieces.wire_kind != TP_WIRE_CUMEM &&
+            first < overlay->claimed + overlay->claimed_bytes && overlay->claimed < first + bytes)
+            found = (void *)overlay->claimed;
+    }
+    pthread_mutex_unlock(&table_lock);
+    return found;
+}
+
+void tp_segment_forget(const void *address, size_t bytes) {
+    struct tp_pieces pieces;
+    if (tp_inert())
+        return;
+    for (void *old = find_overlapping(address, bytes); old;
+         old = find_overlapping(address, bytes)) {
+        struct overlay *overlay = take_out(old, false, &pieces);
+        if (overlay == NULL)
+            return;
+        tp_pieces_forget(&pieces);
+        unclaim(overlay);
+    }
+}
+
 static bool is_owned(const void *address) {
     uintptr_t wanted = (uintptr_t)address;
     if (wanted < atomic_load_explicit(&owned_lowest, memory_order_relaxed) ||

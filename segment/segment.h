@@ -59,6 +59,12 @@ bool tp_segment_free(void *address);
  */
 int tp_segment_restore(void *address);
 
+/*
+ * The allocator has just handed out [address, address + bytes): overlays that are known there were
+ * freed unseen. They are withdrawn and forgotten; the addresses are left as they are.
+ */
+void tp_segment_forget(const void *address, size_t bytes);
+
 /* Is `address` inside an overlay? A lock-free look at the table: usable on every registration. */
 bool tp_segment_contains(const void *address);
 

@@ -162,6 +162,9 @@ static void *allocate(const struct allocation *call) {
         return substitute(call, config);
     }
     void *address = real(call->bytes, call->protocol, call->alignment, call->extra);
+    if (address && segment) {
+        tp_segment_forget(address, call->bytes);
+    }
     if (!address || !segment || tp_segment_overlay(address, call->bytes, false, config) == 0) {
         return address;
     }
