@@ -49,6 +49,25 @@ static void end_server(void) {
     (void)rmdir(config.store.socket_dir);
 }
 
+/* The number that the next fd gets: the same before and after when none was left open. */
+static int next_fd(void) {
+    int fd = dup(STDERR_FILENO);
+    close(fd);
+    return fd;
+}
+
+/* The server's thread opens and closes fds of its own while it starts: until they stay the same. */
+static void wait_for_quiet(void) {
+    int fd = next_fd();
+    for (int same = 0; same < 10; same++) {
+        usleep(10000);
+        int now = next_fd();
+        if (now != fd)
+            same = 0;
+        fd = now;
+    }
+}
+
 /* A published segment of 16 pieces, id 1. The server that comes with it is left alone: sessions are
  * driven here. */
 static void start(void) {
@@ -61,17 +80,11 @@ static void start(void) {
     require(range != NULL && tp_segment_overlay(range, SEGMENT_BYTES, false, &config) == 0 &&
                 tp_segment_publish(range, &config) == 0,
             "a segment");
+    wait_for_quiet();
     atexit(end_server);
     facts.config = &config;
     facts.roles = 1;
     require(tp_host_identity(true, facts.identity) == 0, "an identity");
-}
-
-/* The number that the next fd gets: the same before and after when none was left open. */
-static int next_fd(void) {
-    int fd = dup(STDERR_FILENO);
-    close(fd);
-    return fd;
 }
 
 /* Send the packet at the head of the input. How many bytes it took; 0 at the end. */
