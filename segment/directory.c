@@ -30,7 +30,8 @@
 #define BACKLOG 64
 #define LOCK_TRIES 16
 #define ORPHAN_S 10 /* a temporary name lives for microseconds */
-#define MAX_SWEPT 4096
+#define SWEEP_MS                                                                                   \
+    500 /* a start that finds tens of thousands of the dead leaves the rest to the next */
 
 /* "s-<32 hex>" and what is made of it. */
 struct names {
@@ -244,9 +245,15 @@ static bool sweep_name(int dir_fd, const char *name) {
     return sweep_socket(dir_fd, &names);
 }
 
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
 unsigned tp_server_sweep(int dir_fd) {
     unsigned swept = 0;
-    unsigned seen = 0;
+    uint64_t end = now_ms() + SWEEP_MS;
     /* An open file of its own: the position of dir_fd belongs to others. */
     int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *directory = fd < 0 ? NULL : fdopendir(fd);
@@ -256,7 +263,7 @@ unsigned tp_server_sweep(int dir_fd) {
         return 0;
     }
     const struct dirent *entry;
-    while (seen++ < MAX_SWEPT && (entry = readdir(directory)) != NULL) {
+    while (now_ms() < end && (entry = readdir(directory)) != NULL) {
         if (sweep_name(dir_fd, entry->d_name))
             swept++;
     }
