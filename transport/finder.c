@@ -30,6 +30,7 @@
 #define BACKOFF_MS 250 /* doubled after each failure */
 #define BACKOFF_MAX 7  /* doublings: 32 s */
 #define STORES 1024    /* entries of the directory that are remembered */
+#define TURNS 512      /* failed entries that give way in one scan when there are more */
 #define EVENTS 32
 
 enum store_state { STORE_FREE, STORE_WAITING, STORE_LINKED, STORE_SHUNNED };
@@ -55,6 +56,8 @@ static struct {
     int watch;
     struct tp_link links[TP_PEERS];
     struct store stores[STORES];
+    unsigned turn;   /* where in the line of names without a place the next scan goes on */
+    unsigned victim; /* where the search for an entry that gives way goes on */
     uint64_t next_scan_ms;
     char dir_error[256]; /* said last, so that it is said once */
 } finder = {.dir_fd = -1, .epoll_fd = -1, .kick_fd = -1, .watch_fd = -1, .watch = -1};
@@ -126,6 +129,12 @@ static void dir_open(void) {
             inotify_add_watch(finder.watch_fd, watched, IN_CREATE | IN_MOVED_TO | IN_DELETE_SELF);
 }
 
+static void store_remember(struct store *store, const uint8_t instance[static 16]) {
+    *store = (struct store){.state = STORE_WAITING};
+    memcpy(store->instance, instance, sizeof(store->instance));
+}
+
+/* NULL: not known, and no place is left. */
 static struct store *store_by_id(const uint8_t instance[static 16]) {
     struct store *unused = NULL;
     for (unsigned i = 0; i < STORES; i++) {
@@ -135,11 +144,39 @@ static struct store *store_by_id(const uint8_t instance[static 16]) {
         else if (memcmp(store->instance, instance, sizeof(store->instance)) == 0)
             return store;
     }
-    if (unused) {
-        *unused = (struct store){.state = STORE_WAITING};
-        memcpy(unused->instance, instance, sizeof(unused->instance));
-    }
+    if (unused)
+        store_remember(unused, instance);
     return unused;
+}
+
+/* An entry that answered no connection; the search starts where the last one ended. */
+static struct store *store_failed_once(void) {
+    for (unsigned n = 0; n < STORES; n++) {
+        struct store *store = &finder.stores[finder.victim++ % STORES];
+        if (store->state == STORE_WAITING && store->failures > 0)
+            return store;
+    }
+    return NULL;
+}
+
+/*
+ * A directory that nobody may clean (read-only to engines) can hold more sockets of the dead than
+ * are remembered, and a living store behind them. So names without a place take turns: they push
+ * out entries that failed, and come back to the end of the line.
+ */
+struct line {
+    unsigned length, tried;
+};
+
+static struct store *take_turn(struct line *line, const uint8_t instance[static 16]) {
+    if (line->length++ < finder.turn || line->tried == TURNS)
+        return NULL;
+    struct store *store = store_failed_once();
+    if (store) {
+        store_remember(store, instance);
+        line->tried++;
+    }
+    return store;
 }
 
 static void scan_entries(void) {
@@ -152,16 +189,22 @@ static void scan_entries(void) {
     }
     for (unsigned i = 0; i < STORES; i++)
         finder.stores[i].seen = false;
+    struct line line = {0};
     struct dirent *entry;
     while ((entry = readdir(dir))) {
         uint8_t instance[16];
         if (tp_wire_parse_name(entry->d_name, instance) != 's')
             continue;
         struct store *store = store_by_id(instance);
+        if (!store)
+            store = take_turn(&line, instance);
         if (store)
             store->seen = true;
     }
     closedir(dir);
+    finder.turn += line.tried;
+    if (finder.turn >= line.length)
+        finder.turn = 0;
     for (unsigned i = 0; i < STORES; i++) {
         struct store *store = &finder.stores[i];
         if (!store->seen && store->state != STORE_LINKED)

@@ -5,7 +5,9 @@
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include "rig.h"
 
@@ -13,11 +15,15 @@ static struct tp_config *config;
 static struct tp_engine *engine;
 static int engine_key;
 
-static void start(void) {
-    config = fake_config();
+static void start_with(struct tp_config *made) {
+    config = made;
     cr_assert_eq(tp_transport_start(config), 0);
     engine = tp_engine_find(&engine_key, true);
     cr_assert_not_null(engine);
+}
+
+static void start(void) {
+    start_with(fake_config());
 }
 
 static bool attaches(enum fake_manner manner, unsigned timeout_ms) {
@@ -209,6 +215,52 @@ Test(peer, more_stores_than_slots_harm_nothing, .timeout = 60) {
     fake_end(&late);
     for (int i = MANY - 63; i < MANY; i++)
         fake_end(&stores[i]);
+}
+
+/* Sockets that nobody listens on, as kill -9 leaves them. */
+static void leave_dead_sockets(unsigned count) {
+    char here[4096];
+    cr_assert_not_null(getcwd(here, sizeof(here)));
+    cr_assert_eq(chdir(config->engine.socket_dir), 0);
+    for (unsigned i = 0; i < count; i++) {
+        struct sockaddr_un address = {.sun_family = AF_UNIX};
+        snprintf(address.sun_path, sizeof(address.sun_path), "s-%032x.sock", i * 2654435761u);
+        int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        cr_assert_eq(bind(fd, (const struct sockaddr *)&address, sizeof(address)), 0);
+        close(fd);
+    }
+    cr_assert_eq(chdir(here), 0);
+}
+
+static void remove_dead_sockets(unsigned count) {
+    for (unsigned i = 0; i < count; i++) {
+        char path[4200];
+        snprintf(path, sizeof(path), "%s/s-%032x.sock", config->engine.socket_dir, i * 2654435761u);
+        cr_assert_eq(unlink(path), 0);
+    }
+}
+
+/* The store comes first and last, since where its name is read depends on the file system. */
+Test(peer, a_store_is_found_behind_thousands_of_dead_ones, .timeout = 60) {
+    enum { DEAD = 4000 };
+    struct fake_store first, last;
+    config = fake_config();
+    fake_start(&first, config, &(struct fake_options){.name = "127.0.0.1:1"});
+    leave_dead_sockets(DEAD);
+    fake_start(&last, config, &(struct fake_options){.name = "127.0.0.1:2"});
+    start_with(config);
+    tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+    tp_engine_open(engine, 2, "127.0.0.1:2", 11);
+    cr_assert(rig_wait(engine, 1, FAKE_BASE, 20000));
+    cr_assert(rig_wait(engine, 2, FAKE_BASE, 20000));
+    sleep(3); /* and neither gives way to the dead again */
+    cr_assert(rig_wait(engine, 1, FAKE_BASE, 100));
+    cr_assert(rig_wait(engine, 2, FAKE_BASE, 100));
+    cr_assert_eq(rig_counter(TP_PEERS_ATTACHED), 2);
+    tp_transport_stop();
+    fake_end(&first);
+    fake_end(&last);
+    remove_dead_sockets(DEAD);
 }
 
 Test(peer, stop_and_start_again, .timeout = 30) {
