@@ -18,7 +18,7 @@
 
 #define MESSAGES_A_TURN 32
 #define CUMEM_PIECES 2 /* asked for in one message */
-#define RENAMES 64     /* a store is named once; every name is kept for ever (names.c) */
+#define RENAMES 64     /* at once, and one a second: every name is kept for ever (names.c) */
 
 int tp_link_begin(struct tp_link *link, int fd, const uint8_t instance[static 16],
                   const struct tp_link_self *self, uint64_t now_ms) {
@@ -114,9 +114,15 @@ static void announce(struct tp_link *link) {
 static enum tp_link_end refused(const struct tp_link *link, const struct tp_msg_refused *message) {
     static atomic_flag said_identity = ATOMIC_FLAG_INIT;
     static atomic_flag said_other = ATOMIC_FLAG_INIT;
-    if (message->reason == TP_REFUSED_FULL)
-        return TP_LINK_SILENT;
+    static atomic_flag said_full = ATOMIC_FLAG_INIT;
     tp_count(TP_PEERS_REFUSED, 1);
+    if (message->reason == TP_REFUSED_FULL) {
+        tp_log_once(&said_full, TP_LOG_WARN,
+                    "store %02x%02x%02x%02x serves as many engines as it takes: this one uses "
+                    "Mooncake's transport until a place is free",
+                    link->instance[0], link->instance[1], link->instance[2], link->instance[3]);
+        return TP_LINK_SILENT;
+    }
     if (message->reason == TP_REFUSED_IDENTITY) {
         tp_log_once(
             &said_identity, TP_LOG_WARN,
@@ -174,12 +180,24 @@ static void warn_ambiguous(const struct tp_link *link) {
     }
 }
 
+/* A store that is set up again in one process gets a new name each time; one that floods us with
+ * names does not mean well. */
+static bool rename_allowed(struct tp_link *link) {
+    struct timespec now = {0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t second = (uint64_t)now.tv_sec;
+    uint64_t passed = second - link->renamed_s;
+    link->renames -= passed < link->renames ? (unsigned)passed : link->renames;
+    link->renamed_s = second;
+    return ++link->renames <= RENAMES;
+}
+
 static enum tp_link_end named(struct tp_link *link, const char *text,
                               const struct tp_link_self *self) {
-    if (++link->renames > RENAMES)
+    if (text[0] == 0 || (link->name && strcmp(text, link->name->text) == 0))
+        return TP_LINK_LIVES; /* not known yet, or nothing new */
+    if (!rename_allowed(link))
         return TP_LINK_BROKEN;
-    if (text[0] == 0)
-        return TP_LINK_LIVES; /* not known yet */
     struct tp_name *name = tp_name_intern(text, strnlen(text, TP_NAME_BYTES + 1));
     if (!name)
         return TP_LINK_BROKEN;

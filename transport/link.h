@@ -39,8 +39,9 @@ struct tp_link {
     uint64_t deadline_ms; /* of TP_LINK_HELLO */
     uint64_t netns;
     struct tp_name *name;
-    bool announced; /* in the log */
-    unsigned renames;
+    bool announced;     /* in the log */
+    unsigned renames;   /* not paid off yet: one a second is */
+    uint64_t renamed_s; /* CLOCK_MONOTONIC */
     struct tp_want {
         uint64_t segment_id; /* 0: free */
         uint32_t first, count;
