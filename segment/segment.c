@@ -230,6 +230,20 @@ static void say_made(const struct tp_pieces *pieces) {
            pieces->bytes >> 20, pieces->base, pieces->count, pieces->detail, pieces->node_count);
 }
 
+/* The end of a build: into the table, or counted as failed and the claim (NULL: there was none)
+ * given up. */
+static int settle(struct overlay *overlay, const struct tp_pieces *pieces, int result) {
+    if (result < 0) {
+        tp_count(TP_SEGMENT_FAILURES, 1);
+        if (overlay != NULL)
+            unclaim(overlay);
+        return result;
+    }
+    enter(overlay, pieces);
+    say_made(pieces);
+    return 0;
+}
+
 int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
                        const struct tp_config *config) {
     struct overlay *overlay = NULL;
@@ -248,15 +262,7 @@ int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
     }
     if (result == 0)
         result = tp_pieces_build(address, bytes, keep_contents, held, config, &pieces);
-    if (result < 0) {
-        tp_count(TP_SEGMENT_FAILURES, 1);
-        if (overlay != NULL)
-            unclaim(overlay);
-        return result;
-    }
-    enter(overlay, &pieces);
-    say_made(&pieces);
-    return 0;
+    return settle(overlay, &pieces, result);
 }
 
 int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *config,
@@ -272,16 +278,10 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
         say_unclaimed(result, NULL);
     else
         result = tp_cumem_build(bytes, alignment, held, config, &pieces);
-    if (result < 0) {
-        tp_count(TP_SEGMENT_FAILURES, 1);
-        if (overlay != NULL)
-            unclaim(overlay);
-        return result;
-    }
-    enter(overlay, &pieces);
-    say_made(&pieces);
-    *ret_address = pieces.base;
-    return 0;
+    result = settle(overlay, &pieces, result);
+    if (result == 0)
+        *ret_address = pieces.base;
+    return result;
 }
 
 /* Under the lock. */
