@@ -72,19 +72,9 @@ static int find_range(struct dl_phdr_info *info, size_t size, void *arg) {
     return 1;
 }
 
-/* Is `symbol` in an object other than this library? (dlsym on the main program finds our own
- * definition first.) */
-static bool foreign(const void *symbol) {
-    Dl_info ours;
-    Dl_info theirs;
-
-    return symbol && dladdr(&modules, &ours) && dladdr(symbol, &theirs) &&
-           theirs.dli_fbase != ours.dli_fbase;
-}
-
 static void *symbol_of(void *handle, const char *name) {
     void *symbol = handle ? dlsym(handle, name) : NULL;
-    return foreign(symbol) ? symbol : NULL;
+    return tp_symbol_foreign(symbol) ? symbol : NULL;
 }
 
 static bool set_in_environment(const char *name) {
@@ -183,8 +173,8 @@ static struct tp_module *new_module(const void *return_address) {
     /* A program that links a shared engine finds our definitions under its own handle: the
      * originals are in the next object. */
     bool main_program = map->l_name[0] == '\0';
-    if (!found.handle ||
-        (!concerns_us(found.handle) && !(main_program && foreign(dlsym(RTLD_NEXT, ALLOCATE))))) {
+    if (!found.handle || (!concerns_us(found.handle) &&
+                          !(main_program && tp_symbol_foreign(dlsym(RTLD_NEXT, ALLOCATE))))) {
         atomic_store(&bystander_low, found.low);
         atomic_store(&bystander_high, found.high);
         return NULL;

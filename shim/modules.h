@@ -46,6 +46,10 @@ struct tp_module *tp_module_of(const void *return_address);
  */
 void *tp_next(enum tp_hook hook, struct tp_module *module);
 
+/* Is `symbol` in an object other than this library? (dlsym on the main program finds our own
+ * first.) False for NULL. */
+bool tp_symbol_foreign(const void *symbol);
+
 /* Does `hook` have an original for callers in `module`? Says nothing when not. Cached when it does.
  */
 bool tp_has(enum tp_hook hook, struct tp_module *module);

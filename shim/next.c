@@ -14,12 +14,12 @@ static const char *const mangled_names[TP_HOOK_COUNT] = {
 #undef HOOK
 };
 
-static bool is_ours(const void *symbol) {
+bool tp_symbol_foreign(const void *symbol) {
     Dl_info ours;
     Dl_info theirs;
 
-    return dladdr(mangled_names, &ours) && dladdr(symbol, &theirs) &&
-           theirs.dli_fbase == ours.dli_fbase;
+    return symbol && dladdr(mangled_names, &ours) && dladdr(symbol, &theirs) &&
+           theirs.dli_fbase != ours.dli_fbase;
 }
 
 void *tp_module_symbol(const struct tp_module *module, const char *name) {
@@ -28,10 +28,10 @@ void *tp_module_symbol(const struct tp_module *module, const char *name) {
     if (module && module->handle) {
         symbol = dlsym(module->handle, name);
     }
-    if (!symbol || is_ours(symbol)) {
+    if (!tp_symbol_foreign(symbol)) {
         symbol = dlsym(RTLD_NEXT, name);
     }
-    return symbol && !is_ours(symbol) ? symbol : NULL;
+    return tp_symbol_foreign(symbol) ? symbol : NULL;
 }
 
 static void *cached_next(enum tp_hook hook, struct tp_module *module) {
