@@ -260,8 +260,9 @@ static bool copy_grain(struct tp_copy_job *job) {
     for (uint32_t i = job->grains[grain].first; i < job->grains[grain].end; i++)
         tp_copy_bytes(job->ops[i].to, job->ops[i].from, job->ops[i].bytes);
     tp_copy_fence();
-    atomic_store_explicit(&job->grain_done[grain], 1, memory_order_release);
+    /* In this order: who saw the flags of all grains finds the job done. */
     atomic_fetch_add_explicit(&job->finished, 1, memory_order_acq_rel);
+    atomic_store_explicit(&job->grain_done[grain], 1, memory_order_release);
     return true;
 }
 
