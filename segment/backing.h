@@ -22,6 +22,7 @@ struct tp_need {
     unsigned node_count; /* pieces go round-robin over these nodes */
     const int *nodes;
     uint64_t piece_bytes; /* as configured */
+    uint64_t held_bytes;  /* in other segments of this process */
 };
 
 struct tp_backing;

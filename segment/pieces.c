@@ -16,6 +16,7 @@
 
 #include "env/env.h"
 #include "segment/backing.h"
+#include "segment/hugepages.h"
 #include "segment/placement.h"
 #include "segment/populate.h"
 
@@ -196,6 +197,26 @@ static int create_piece(struct build *build, uint32_t index) {
     return tp_placement_bind(&build->placement, index, address, bytes);
 }
 
+static void say_unfilled(const struct build *build, int error) {
+    const struct tp_pieces *pieces = &build->pieces;
+    struct tp_hugepages pool = {0};
+    if (build->backing.hugetlb && tp_hugepages_read(pieces->page_bytes, -1, &pool) == 0)
+        /* They were there a moment ago: another process was faster, or a cgroup or a node's cpuset
+         * says no. */
+        tp_log(TP_LOG_ERROR,
+               "cannot populate a segment of %" PRIu64 " pages of %" PRIu64
+               " KiB (%s): %s; %" PRIu64
+               " are free now: raise vm.nr_hugepages, check the cgroup's hugetlb limit, or make it "
+               "smaller",
+               pieces->bytes / pieces->page_bytes, pieces->page_bytes >> 10, build->backing.detail,
+               strerror(-error), pool.free);
+    else
+        tp_log(TP_LOG_ERROR,
+               "cannot populate a segment of %" PRIu64
+               " MiB (%s): %s; make it smaller or free memory",
+               pieces->bytes >> 20, build->backing.detail, strerror(-error));
+}
+
 static int fill(struct build *build, bool keep_contents) {
     const struct tp_pieces *pieces = &build->pieces;
     struct tp_populate_work work = {
@@ -211,10 +232,7 @@ static int fill(struct build *build, bool keep_contents) {
     };
     int result = tp_populate(&work);
     if (result < 0)
-        tp_log(TP_LOG_ERROR,
-               "cannot populate a segment of %" PRIu64
-               " MiB (%s): %s; make it smaller or free memory",
-               pieces->bytes >> 20, build->backing.detail, strerror(-result));
+        say_unfilled(build, result);
     return result;
 }
 
@@ -290,7 +308,7 @@ static int make_and_move(struct build *build, bool keep_contents) {
     return result;
 }
 
-int tp_pieces_build(void *address, size_t bytes, bool keep_contents, uint64_t held_fds,
+int tp_pieces_build(void *address, size_t bytes, bool keep_contents, struct tp_held held,
                     const struct tp_config *config, struct tp_pieces *ret_pieces) {
     struct build build = {.pieces = {.base = address}};
     int result = 0;
@@ -302,11 +320,12 @@ int tp_pieces_build(void *address, size_t bytes, bool keep_contents, uint64_t he
                                   .bytes = bytes,
                                   .node_count = build.placement.count,
                                   .nodes = build.placement.nodes,
-                                  .piece_bytes = config->store.piece_bytes};
+                                  .piece_bytes = config->store.piece_bytes,
+                                  .held_bytes = held.bytes};
     result = ops->open(config, &build.need, &build.backing);
     if (result < 0)
         return result;
-    result = plan(&build, held_fds);
+    result = plan(&build, held.fds);
     if (result == 0)
         result = make_and_move(&build, keep_contents);
     if (result < 0)

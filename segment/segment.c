@@ -136,9 +136,9 @@ static struct overlay *find_published(uint64_t segment_id) {
 
 /* Take a slot for a range that overlaps no other. */
 static int claim(uintptr_t address, size_t bytes, struct overlay **ret_overlay,
-                 uint64_t *ret_held) {
+                 struct tp_held *ret_held) {
     struct overlay *found = NULL;
-    uint64_t held = 0;
+    struct tp_held held = {0};
     int result = 0;
     pthread_mutex_lock(&table_lock);
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
@@ -148,7 +148,8 @@ static int claim(uintptr_t address, size_t bytes, struct overlay **ret_overlay,
                 found = overlay;
             continue;
         }
-        held += overlay->pieces.count;
+        held.fds += overlay->pieces.count;
+        held.bytes += overlay->pieces.bytes;
         if (address < overlay->claimed + overlay->claimed_bytes &&
             overlay->claimed < address + bytes)
             result = -EEXIST;
@@ -248,7 +249,7 @@ int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
                        const struct tp_config *config) {
     struct overlay *overlay = NULL;
     struct tp_pieces pieces = {0};
-    uint64_t held = 0;
+    struct tp_held held = {0};
     if (tp_inert())
         return -ECHILD;
     pthread_once(&prepared, prepare);
@@ -269,7 +270,7 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
                         void **ret_address) {
     struct overlay *overlay = NULL;
     struct tp_pieces pieces = {0};
-    uint64_t held = 0;
+    struct tp_held held = {0};
     if (tp_inert())
         return -ECHILD;
     pthread_once(&prepared, prepare);
@@ -277,7 +278,7 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
     if (result < 0)
         say_unclaimed(result, NULL);
     else
-        result = tp_cumem_build(bytes, alignment, held, config, &pieces);
+        result = tp_cumem_build(bytes, alignment, held.fds, config, &pieces);
     result = settle(overlay, &pieces, result);
     if (result == 0)
         *ret_address = pieces.base;

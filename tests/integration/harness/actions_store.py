@@ -9,11 +9,12 @@ import numpy as np
 from .memory import Buffer, bytes_at, random_bytes
 
 
-def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", metadata="P2PHANDSHAKE"):
+def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", metadata="P2PHANDSHAKE", **more):
+    """`more`: what some wheels take besides, such as enable_ssd_offload."""
     from mooncake.store import MooncakeDistributedStore
 
     w.store = MooncakeDistributedStore()
-    return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master)
+    return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master, **more)
 
 
 def close(w):
@@ -39,6 +40,15 @@ def replicas(w, key):
         }
         found.append(values)
     return found
+
+
+def replica_kinds(w, keys):
+    """Where replicas of each key lie: "memory" for memory, "disk" for a store's own disk."""
+    kinds = {"memory": "is_memory_replica", "disk": "is_local_disk_replica"}
+    return [
+        sorted({kind for replica in w.store.get_replica_desc(key) for kind, ask in kinds.items() if getattr(replica, ask)()})
+        for key in keys
+    ]
 
 
 # ---- every way to put. Each takes keys and buffers and returns Mooncake's results, one a key.
