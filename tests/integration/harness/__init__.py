@@ -5,6 +5,7 @@
 | wheels            | which stock wheel, its interpreter and its surroundings                  |
 | cluster           | a master, stores and engines as processes; Tidepool's environment        |
 | process           | one driven process: calls over pipes, signals, time limits               |
+| program          | a program that is not driven: mooncake_client                            |
 | worker            | the other end of those pipes, run by the wheel's interpreter             |
 | status            | the counters of the processes of a directory, read from outside          |
 | memory            | buffers with guards around them, random contents                         |

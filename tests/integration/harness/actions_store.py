@@ -17,6 +17,14 @@ def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", me
     return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master, **more)
 
 
+def setup_dummy(w, server, pool_bytes=64 << 20, local_bytes=16 << 20):
+    """A client without an engine of its own: mooncake_client at `server` does its transfers."""
+    from mooncake.store import MooncakeDistributedStore
+
+    w.store = MooncakeDistributedStore()
+    return w.store.setup_dummy(pool_bytes, local_bytes, server)
+
+
 def close(w):
     result = w.store.close()
     w.store = None

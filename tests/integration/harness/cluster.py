@@ -13,6 +13,7 @@ import time
 
 from . import actions_engine, actions_store, status
 from .process import Process, die_with_parent
+from .program import Program
 from .wheels import LIBRARY
 
 MIB = 1 << 20
@@ -147,6 +148,26 @@ class Cluster:
             self.start_master()
         made = self.process(name, self.store_environment() if environment is None else environment)
         self.set_up(made, segment_bytes=segment_bytes, local_bytes=16 * MIB, **setup)
+        return made
+
+    def client(self, name="client", environment=None, segment="256MB", metadata="P2PHANDSHAKE", host="127.0.0.1", **flags):
+        """The wheel's mooncake_client as a store, ready for its dummy clients. A flag of None is left out. Returns it
+        with `.port`, at which it serves them."""
+        if self.master is None:
+            self.start_master()
+        if self.stock or environment is None:
+            environment = self.store_environment()
+        port = free_port()
+        given = dict(
+            master_server_address=self.master_address, metadata_server=metadata, host=host, global_segment_size=segment, port=port
+        )
+        words = [f"--{flag}={value}" for flag, value in {**given, **flags}.items() if value is not None]
+        log = os.path.join(self.folder, f"{name}.log")
+        command = [f"{self.wheel.folder}/mooncake_client", *words]
+        made = Program(name, command, {**self.wheel.environment(), **environment}, log)
+        made.port = port
+        self.processes.append(made)
+        await_port(port, made.popen, 30.0)
         return made
 
     def engine(self, name="engine", environment=None, local_bytes=128 * MIB, **setup):
