@@ -82,6 +82,11 @@ struct tp_store_config {
     unsigned node_count; /* 0: all online nodes */
     int nodes[TP_MAX_NODES];
     unsigned wait_s; /* MC_STORE_SHM_SEGMENT_WAIT_S, default 300 */
+    /* Mooncake's, for its SSD tier: the size of the buffer from which engines pull what was read
+     * back (MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES, default 1280 MiB), and whether it reads with
+     * io_uring (MOONCAKE_OFFLOAD_USE_URING=true). */
+    uint64_t restore_bytes;
+    bool restore_uring;
 };
 
 struct tp_engine_config {

@@ -29,6 +29,8 @@ struct tp_backing;
 
 struct tp_backing_ops {
     enum tp_wire_kind wire_kind;
+    /* The page size that this configuration asks for; 4096 where it cannot be told. */
+    uint64_t (*page_bytes)(const struct tp_config *config);
     /*
      * Look whether `need` can be met (alignment, room) and fill in *ret_backing. On failure one
      * line was logged that says what is missing and what to do, and nothing is left to close.

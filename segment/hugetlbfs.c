@@ -29,16 +29,23 @@
 #define SMALL_PAGE UINT64_C(4096)
 #define NAME_TRIES 8
 
+static unsigned long type_of(const struct statfs *mount) {
+    return (unsigned long)mount->f_type & 0xffffffffUL;
+}
+
 /* Mappings begin at whole pages. The shim allocates so that they do; memory that it has not seen
  * allocated may not. */
 static int check_address(const char *path, const struct tp_need *need, uint64_t page_bytes) {
     if (need->address % page_bytes == 0)
         return 0;
-    tp_log(TP_LOG_ERROR,
-           "MC_STORE_SHM_SEGMENT_DIR=%s: memory at %#" PRIx64
-           " is not aligned to the mount's pages of %" PRIu64
-           " KiB: name libtidepool.so first in LD_PRELOAD, or use a mount with smaller pages",
-           path, need->address, page_bytes >> 10);
+    tp_log(
+        TP_LOG_ERROR,
+        "MC_STORE_SHM_SEGMENT_DIR=%s: memory at %#" PRIx64
+        " is not aligned to the mount's pages of %" PRIu64
+        " KiB: name libtidepool.so first in LD_PRELOAD, set "
+        "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES if it is the SSD tier's buffer, or use a mount "
+        "with smaller pages",
+        path, need->address, page_bytes >> 10);
     return -EINVAL;
 }
 
@@ -49,7 +56,7 @@ static int look_at_mount(const char *path, int dir_fd, struct tp_backing *backin
         tp_log(TP_LOG_ERROR, "MC_STORE_SHM_SEGMENT_DIR=%s: %s", path, strerror(-result));
         return result;
     }
-    unsigned long type = (unsigned long)mount.f_type & 0xffffffffUL;
+    unsigned long type = type_of(&mount);
     if (type == HUGETLBFS_TYPE) {
         backing->page_bytes = (uint64_t)mount.f_bsize;
         backing->hugetlb = true;
@@ -64,10 +71,21 @@ static int look_at_mount(const char *path, int dir_fd, struct tp_backing *backin
     }
     tp_log(TP_LOG_ERROR,
            "MC_STORE_SHM_SEGMENT_DIR=%s is not hugetlbfs or tmpfs (type %#lx): name a directory on "
-           "one, "
-           "or 'memfd'",
+           "one, or 'memfd'",
            path, type);
     return -EINVAL;
+}
+
+static uint64_t files_page_bytes(const struct tp_config *config) {
+    char error[512];
+    struct statfs mount;
+    int fd = tp_host_open_dir(config->store.segment_dir, true, config, error, sizeof error);
+    uint64_t bytes = SMALL_PAGE;
+    if (fd >= 0 && fstatfs(fd, &mount) == 0 && type_of(&mount) == HUGETLBFS_TYPE)
+        bytes = (uint64_t)mount.f_bsize;
+    if (fd >= 0)
+        close(fd);
+    return bytes;
 }
 
 static int files_open(const struct tp_config *config, const struct tp_need *need,
@@ -146,6 +164,7 @@ static void files_close(struct tp_backing *backing) {
 
 const struct tp_backing_ops tp_backing_files = {
     .wire_kind = TP_WIRE_MMAP,
+    .page_bytes = files_page_bytes,
     .open = files_open,
     .create = files_create,
     .close = files_close,

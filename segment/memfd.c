@@ -51,6 +51,10 @@ static bool hugepages_possible(const struct tp_need *need) {
     return false;
 }
 
+static uint64_t memfd_page_bytes(const struct tp_config *config) {
+    return config->store.hugepages ? HUGE_PAGE : SMALL_PAGE;
+}
+
 static int memfd_open(const struct tp_config *config, const struct tp_need *need,
                       struct tp_backing *ret_backing) {
     bool huge = config->store.hugepages && hugepages_possible(need);
@@ -105,6 +109,7 @@ static void memfd_close(struct tp_backing *backing) {
 
 const struct tp_backing_ops tp_backing_memfd = {
     .wire_kind = TP_WIRE_MMAP,
+    .page_bytes = memfd_page_bytes,
     .open = memfd_open,
     .create = memfd_create_piece,
     .close = memfd_close,

@@ -19,8 +19,10 @@
 #include "segment/hugepages.h"
 #include "segment/placement.h"
 #include "segment/populate.h"
+#include "segment/segment.h"
 
 #define DEFAULT_PIECE_BYTES (UINT64_C(2) << 30)
+#define SMALL_PAGE UINT64_C(4096)
 #define PMD_BYTES (UINT64_C(2) << 20) /* x86-64: what a transparent huge page covers */
 
 struct build {
@@ -60,22 +62,23 @@ static uint64_t piece_length(const struct tp_pieces *pieces, uint32_t index) {
                                                        : pieces->piece_bytes;
 }
 
-static const struct tp_backing_ops *choose_backing(const struct tp_config *config, int *error) {
+/* NULL: none is configured. */
+static const struct tp_backing_ops *choose_backing(const struct tp_config *config) {
     switch (config->store.kind) {
     case TP_SEGMENT_MEMFD:
+    case TP_SEGMENT_CUMEM: /* has addresses of its own; memory that exists already gets memfds */
         return &tp_backing_memfd;
     case TP_SEGMENT_FILES:
         return &tp_backing_files;
-    case TP_SEGMENT_CUMEM:
-        tp_log(TP_LOG_ERROR, "CUDA VMM memory cannot be laid over memory that exists already");
-        *error = -ENOTSUP;
-        return NULL;
     case TP_SEGMENT_NONE:
     default:
-        tp_log(TP_LOG_ERROR, "no segment memory is configured: set MC_STORE_SHM_SEGMENT_DIR");
-        *error = -EINVAL;
         return NULL;
     }
+}
+
+size_t tp_segment_page_bytes(const struct tp_config *config) {
+    const struct tp_backing_ops *ops = choose_backing(config);
+    return ops != NULL ? ops->page_bytes(config) : SMALL_PAGE;
 }
 
 /* fds are the host process's too: a quarter of its limit is ours. */
@@ -312,9 +315,11 @@ int tp_pieces_build(void *address, size_t bytes, bool keep_contents, struct tp_h
                     const struct tp_config *config, struct tp_pieces *ret_pieces) {
     struct build build = {.pieces = {.base = address}};
     int result = 0;
-    const struct tp_backing_ops *ops = choose_backing(config, &result);
-    if (ops == NULL)
-        return result;
+    const struct tp_backing_ops *ops = choose_backing(config);
+    if (ops == NULL) {
+        tp_log(TP_LOG_ERROR, "no segment memory is configured: set MC_STORE_SHM_SEGMENT_DIR");
+        return -EINVAL;
+    }
     tp_placement_choose(config, &build.placement);
     build.need = (struct tp_need){.address = (uintptr_t)address,
                                   .bytes = bytes,

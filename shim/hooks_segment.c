@@ -41,6 +41,9 @@ int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *con
     if (tp_segment_contains(address)) {
         return 0;
     }
+    if (tp_restore_refused(address)) {
+        return -1; /* with a line, when it was tried */
+    }
     if (config->store.kind == TP_SEGMENT_CUMEM) {
         static atomic_flag said = ATOMIC_FLAG_INIT;
         tp_log_once(&said, TP_LOG_INFO,
@@ -142,10 +145,16 @@ void *tp_overlays_allocate(const struct tp_allocator *next, size_t alignment, si
     if (tp_server_start(true, config) != 0) {
         return NULL;
     }
-    if (config->store.kind == TP_SEGMENT_CUMEM) {
+    if (config->store.kind == TP_SEGMENT_CUMEM && !next->in_place) {
         return substitute(alignment, bytes, config);
     }
-    void *address = next->allocate(next->arg, alignment, bytes);
+    /* Whole pages, so that none of it is left to Mooncake's transport. */
+    size_t page = tp_segment_page_bytes(config);
+    if (bytes > SIZE_MAX - page) {
+        return NULL;
+    }
+    bytes = (bytes + page - 1) / page * page;
+    void *address = next->allocate(next->arg, alignment > page ? alignment : page, bytes);
     if (!address) {
         return NULL;
     }
@@ -185,7 +194,7 @@ static void *allocate(struct allocation *call) {
     const struct tp_config *config = tp_shim_config();
     bool segment = config && config->store.half != TP_HALF_OFF &&
                    call->alignment >= SEGMENT_ALIGNMENT && plain_memory(call->protocol);
-    struct tp_allocator next = {allocate_next, release_next, call};
+    struct tp_allocator next = {.allocate = allocate_next, .release = release_next, .arg = call};
 
     if (!segment) {
         return allocate_next(call, call->alignment, call->bytes);
