@@ -36,13 +36,13 @@ def free_port():
                 continue
 
 
-def await_port(port, process, limit_s=15.0):
+def await_port(port, process, limit_s=15.0, host="127.0.0.1"):
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise AssertionError(f"it ended with {process.returncode} instead of listening on {port}")
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
+            socket.create_connection((host, port), 1).close()
             return
         except OSError:
             time.sleep(0.05)
@@ -195,7 +195,7 @@ class Cluster:
         made = Program(name, command, self.whole_environment(name, environment), log)
         made.port = port
         self.processes.append(made)
-        await_port(port, made.popen, 30.0)
+        await_port(port, made.popen, 30.0, "::1" if host == "::1" else "127.0.0.1")
         return made
 
     def engine(self, name="engine", environment=None, local_bytes=128 * MIB, **setup):
