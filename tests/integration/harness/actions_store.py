@@ -318,6 +318,19 @@ def read_keys(w, keys, sizes, seed, way="batch_get_into", offset=0):
     return {"results": results, "wrong": bad}
 
 
+def write_plain(w, keys, sizes, seed):
+    """Put random objects by value: for clients that cannot register memory of their own."""
+    return [w.store.put(key, random_bytes(size, seed + index).tobytes()) for index, (key, size) in enumerate(zip(keys, sizes))]
+
+
+def read_plain(w, keys, sizes, seed):
+    """The keys whose values are not what this seed made."""
+    values = [w.store.get(key) for key in keys]
+    return [
+        key for index, key in enumerate(keys) if values[index] != random_bytes(sizes[index], seed + index).tobytes()
+    ]
+
+
 def write_replicated(w, keys, sizes, seed, replica_num):
     from mooncake.store import ReplicateConfig
 
