@@ -260,16 +260,18 @@ static void parse_store_dirs(const struct tp_parse *parse, const char *cumem_dir
 }
 
 /* Mooncake's own settings: a value that Mooncake does not take leaves its default, as there. */
-static void parse_restore_buffer(const struct tp_parse *parse) {
+static void parse_mooncakes_memory(const struct tp_parse *parse) {
     struct tp_store_config *store = &parse->config->store;
     const char *bytes = tp_parse_variable(parse, "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES");
     const char *uring = tp_parse_variable(parse, "MOONCAKE_OFFLOAD_USE_URING");
+    const char *pinned = tp_parse_variable(parse, "MC_STORE_PIN_MEMORY_MAX_BYTES");
 
     if (!bytes || tp_value_u64(bytes, TP_VALUE_MAX_BYTES, &store->restore_bytes) < 0)
         store->restore_bytes = DEFAULT_RESTORE_BYTES;
     if (!uring)
         uring = tp_parse_variable(parse, "MOONCAKE_USE_URING");
     store->restore_uring = uring && !strcmp(uring, "true");
+    store->pins_segments = pinned && strcmp(pinned, "0") != 0;
 }
 
 static void parse_store(const struct tp_parse *parse) {
@@ -286,7 +288,7 @@ static void parse_store(const struct tp_parse *parse) {
     parse_piece_bytes(parse);
     parse_flag(parse, TP_STORE_HALF, "TIDEPOOL_HUGEPAGES", &store->hugepages);
     parse_count(parse, TP_STORE_HALF, "MC_STORE_SHM_SEGMENT_WAIT_S", MAX_WAIT_S, &store->wait_s);
-    parse_restore_buffer(parse);
+    parse_mooncakes_memory(parse);
 }
 
 static void parse_engine(const struct tp_parse *parse) {

@@ -84,9 +84,10 @@ struct tp_store_config {
     unsigned wait_s; /* MC_STORE_SHM_SEGMENT_WAIT_S, default 300 */
     /* Mooncake's, for its SSD tier: the size of the buffer from which engines pull what was read
      * back (MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES, default 1280 MiB), and whether it reads with
-     * io_uring (MOONCAKE_OFFLOAD_USE_URING=true). */
+     * io_uring (MOONCAKE_OFFLOAD_USE_URING=true), which pins it. */
     uint64_t restore_bytes;
     bool restore_uring;
+    bool pins_segments; /* Mooncake's MC_STORE_PIN_MEMORY_MAX_BYTES is set and not 0 */
 };
 
 struct tp_engine_config {

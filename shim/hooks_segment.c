@@ -34,6 +34,34 @@ static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
  * ----------------------------------------------------------------------------------------------------------
  */
 
+/*
+ * Memory that was not made by us when it was allocated: CUDA memory cannot be laid over it, and
+ * neither can anything where its pages may be pinned already (io_uring's fixed buffers,
+ * cudaHostRegister): what is written through the pin would go on to the old ones.
+ */
+static bool left_to_mooncake(const void *address, size_t bytes, const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const struct tp_store_config *store = &config->store;
+
+    if (store->kind == TP_SEGMENT_CUMEM) {
+        tp_log_once(&said, TP_LOG_INFO,
+                    "%zu MiB at %p were not allocated as CUDA host memory (hugepage or NUMA "
+                    "segments of Mooncake): Mooncake's own transport serves them",
+                    bytes >> 20, address);
+        return true;
+    }
+    if (store->restore_uring || store->pins_segments) {
+        tp_log_once(&said, TP_LOG_WARN,
+                    "%zu MiB at %p may be pinned already (%s): Mooncake's own transport serves "
+                    "them",
+                    bytes >> 20, address,
+                    store->restore_uring ? "MOONCAKE_OFFLOAD_USE_URING"
+                                         : "MC_STORE_PIN_MEMORY_MAX_BYTES");
+        return true;
+    }
+    return false;
+}
+
 int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *config) {
     if (config->store.half == TP_HALF_INVALID) {
         return -1; /* the configuration's own line was logged when it was read */
@@ -44,12 +72,7 @@ int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *con
     if (tp_restore_refused(address)) {
         return -1; /* with a line, when it was tried */
     }
-    if (config->store.kind == TP_SEGMENT_CUMEM) {
-        static atomic_flag said = ATOMIC_FLAG_INIT;
-        tp_log_once(&said, TP_LOG_INFO,
-                    "%zu MiB at %p were not allocated as CUDA host memory (hugepage, NUMA or SSD "
-                    "buffer of Mooncake): Mooncake's own transport serves them",
-                    bytes >> 20, address);
+    if (left_to_mooncake(address, bytes, config)) {
         return 0;
     }
     if (tp_server_start(true, config) != 0) {
