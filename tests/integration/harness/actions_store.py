@@ -321,6 +321,14 @@ def read_plain(w, keys, sizes, seed):
     ]
 
 
+def get_sizes(w, keys, sizes, way="batch_get_into"):
+    """How much Mooncake says it read of each."""
+    buffers = make_buffers(w, sizes)
+    results = GETS[way](w, keys, buffers)
+    drop_buffers(w, buffers)
+    return results
+
+
 def write_replicated(w, keys, sizes, seed, replica_num):
     from mooncake.store import ReplicateConfig
 
