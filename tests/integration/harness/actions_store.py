@@ -49,6 +49,11 @@ def replicas(w, key):
     return found
 
 
+def endpoints(w, keys):
+    """In whose memory each key's replicas lie."""
+    return [[replica["transport_endpoint"] for replica in replicas(w, key)] for key in keys]
+
+
 # ---- every way to put. Each takes keys and buffers and returns Mooncake's results, one a key.
 
 
