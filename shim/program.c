@@ -298,7 +298,8 @@ int tp_program_name(char *ret_name, size_t name_bytes, const char **ret_reason) 
                                     : "its port was not found: give it with --host=HOST:PORT";
             return -ENOENT;
         }
-        /* With the handshake the name is getLocalIpAndPort's, which puts no brackets around IPv6. */
+        /* With the handshake the name is getLocalIpAndPort's, which puts no brackets around IPv6.
+         */
         bool v6 = !handshake && inet_pton(AF_INET6, plain, &address) == 1;
         length = snprintf(ret_name, name_bytes, v6 ? "[%s]:%u" : "%s:%u", plain, port);
     }
