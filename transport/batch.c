@@ -151,7 +151,7 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
         return TP_FALLBACK_NOT_IMPORTED;
     }
     /* Asked after the route: a segment that was mapped meanwhile is then seen by both. */
-    if (device != ON_HOST && !tp_peer_device_access(plan->peer, device))
+    if (device != ON_HOST && !tp_peer_device_access(plan->peer, device, there, request->length))
         return TP_FALLBACK_NOT_IMPORTED;
     /* The copies may run in any order and direction. A process that is its own store has the memory
      * at two addresses. */
