@@ -78,6 +78,16 @@ def test_all_is_well(directory):
             )
 
 
+def test_an_engine_that_is_still_importing_is_attached(directory):
+    importing = [peer_row(state=1, pieces=32, mapped=16)]
+    with FakeProcess(directory, "s", raw=store_page()), FakeProcess(directory, raw=engine_page(peers=importing)):
+        assert first_line(directory) == (
+            0,
+            "OK: 1 store, 1 engine attached (importing 16/32 pieces), 0 B through shared memory, 0 B left to Mooncake",
+        )
+        assert ": importing 16/32 pieces, read" in tidepool("status", directory).stdout
+
+
 def test_real_processes_are_shown_as_they_are(directory):
     with RealProcess(directory, "store") as store, RealProcess(directory, "engine") as engine:
         code, report = status_json(directory)
