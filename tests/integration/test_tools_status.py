@@ -401,7 +401,7 @@ def test_permission_denied_names_path_uid_and_mode():
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o700)
         result = subprocess.run(
-            ["/proc/self/fd/9", "status", directory],
+            ["/proc/self/fd/99", "status", directory],
             env=clean_environment(),
             capture_output=True,
             text=True,
@@ -415,7 +415,7 @@ def test_permission_denied_names_path_uid_and_mode():
 
 def tool_fd():
     fd = os.open(TOOL, os.O_RDONLY)
-    return os.dup2(fd, 9)
+    return os.dup2(fd, 99)  # pytest holds low ones
 
 
 def test_watch_goes_on_until_interrupted(directory):
