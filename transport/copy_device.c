@@ -21,6 +21,7 @@
 #include "env/env.h"
 #include "env/stats.h"
 #include "transport/gpu.h"
+#include "transport/registrar.h"
 
 /*
  * A wave is sent when it holds this much: soon when the link is idle, later when it has work, since
@@ -34,10 +35,11 @@
     ((size_t)16 << 10)   /* a warp's share: larger copies are cut so that all warps have work */
 #define POLL_TICKS 6000u /* about 2 us between queries of one wave */
 
-enum wave_state { WAVE_OPEN, WAVE_SENT, WAVE_DONE, WAVE_FAILED };
+enum wave_state { WAVE_OPEN, WAVE_SENT, WAVE_ENDING, WAVE_DONE, WAVE_FAILED };
 
 struct tp_wave {
     struct tp_wave *next; /* in the queue's list of unused ones */
+    struct tp_wave *also; /* in the list of all of them */
     struct queue *queue;
     struct tp_gpu *gpu;
     _Atomic uint32_t state;
@@ -45,6 +47,8 @@ struct tp_wave {
     _Atomic uint64_t polled; /* time stamp counter */
     struct tp_copy_op *ops;  /* WAVE_OPS; the kernel's are pinned */
     uint64_t *scratch;       /* for the copy engines' lists */
+    struct tp_chunk **held;  /* chunks of its copies, until it has ended; NULL: no registrar */
+    uint32_t held_count;
     tp_cu_event event;
     uint32_t count;
     uint64_t bytes;
@@ -56,7 +60,8 @@ struct queue {
     enum tp_gpu_method method;
     struct tp_wave *open;
     struct tp_wave *unused;
-    _Atomic uint32_t under_way; /* waves sent whose end nobody has seen */
+    struct tp_wave *_Atomic all; /* ever made: they are never freed */
+    _Atomic uint32_t under_way;  /* waves sent whose end nobody has seen */
 };
 
 static struct queue queues[TP_DEVICES][2][TP_GPU_METHODS];
@@ -77,6 +82,13 @@ static void init_queues(void) {
 
 /* ---- waves ---- */
 
+static void free_ops(struct tp_wave *wave) {
+    if (wave->queue->method == TP_GPU_KERNEL)
+        tp_gpu_pinned_free(wave->gpu, wave->ops);
+    else
+        free(wave->ops);
+}
+
 static struct tp_wave *new_wave(struct queue *queue, struct tp_gpu *gpu) {
     struct tp_wave *wave = calloc(1, sizeof(*wave));
     if (!wave)
@@ -89,9 +101,17 @@ static struct tp_wave *new_wave(struct queue *queue, struct tp_gpu *gpu) {
     if (wave->scratch && wave->event)
         wave->ops =
             queue->method == TP_GPU_KERNEL ? tp_gpu_pinned_alloc(gpu, bytes) : malloc(bytes);
-    if (wave->ops)
+    if (tp_registrar_on())
+        wave->held = malloc(WAVE_OPS * sizeof(*wave->held));
+    if (wave->ops && (wave->held || !tp_registrar_on())) {
+        wave->also = atomic_load(&queue->all);
+        while (!atomic_compare_exchange_weak(&queue->all, &wave->also, wave))
+            continue;
         return wave;
+    }
+    free_ops(wave);
     tp_gpu_event_free(gpu, wave->event);
+    free(wave->held);
     free(wave->scratch);
     free(wave);
     return NULL;
@@ -110,6 +130,7 @@ static struct tp_wave *take_wave(struct queue *queue, struct tp_gpu *gpu) {
         return NULL;
     wave->next = NULL;
     wave->count = 0;
+    wave->held_count = 0;
     wave->bytes = 0;
     atomic_store(&wave->refs, 0);
     atomic_store(&wave->polled, 0);
@@ -127,6 +148,13 @@ static void let_go(struct tp_wave *wave) {
     pthread_mutex_unlock(&queue->lock);
 }
 
+/* Before the end is told: then the chunks may go with their peer. */
+static void release_chunks(struct tp_wave *wave) {
+    for (uint32_t i = 0; i < wave->held_count; i++)
+        tp_chunk_release(wave->held[i]);
+    wave->held_count = 0;
+}
+
 /* Once the state is stored, the wave is others'. */
 static void send_wave(struct tp_wave *wave) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
@@ -141,8 +169,10 @@ static void send_wave(struct tp_wave *wave) {
     else
         tp_log_once(&said, TP_LOG_ERROR, "copies %s GPU %d failed: %s; their transfers fail",
                     to_device ? "to" : "from", tp_gpu_device(wave->gpu), tp_cuda_error(result));
-    if (result != TP_CUDA_SUCCESS)
+    if (result != TP_CUDA_SUCCESS) {
         atomic_fetch_sub_explicit(&queue->under_way, 1, memory_order_relaxed);
+        release_chunks(wave);
+    }
     atomic_store_explicit(&wave->state, result == TP_CUDA_SUCCESS ? WAVE_SENT : WAVE_FAILED,
                           memory_order_release);
 }
@@ -177,10 +207,13 @@ static void query_wave(struct tp_wave *wave) {
     /* Another thread may have seen the end as well: it is counted once. */
     uint32_t sent = WAVE_SENT;
     struct queue *queue = wave->queue;
-    if (atomic_compare_exchange_strong_explicit(&wave->state, &sent,
-                                                result == TP_CUDA_SUCCESS ? WAVE_DONE : WAVE_FAILED,
-                                                memory_order_release, memory_order_relaxed))
-        atomic_fetch_sub_explicit(&queue->under_way, 1, memory_order_relaxed);
+    if (!atomic_compare_exchange_strong_explicit(&wave->state, &sent, WAVE_ENDING,
+                                                 memory_order_acquire, memory_order_relaxed))
+        return;
+    atomic_fetch_sub_explicit(&queue->under_way, 1, memory_order_relaxed);
+    release_chunks(wave);
+    atomic_store_explicit(&wave->state, result == TP_CUDA_SUCCESS ? WAVE_DONE : WAVE_FAILED,
+                          memory_order_release);
 }
 
 /* ---- building a job ---- */
@@ -211,38 +244,89 @@ static bool continues(const struct tp_copy_op *op, const void *to, const void *f
     return (char *)op->to + op->bytes == to && (const char *)op->from + op->bytes == from;
 }
 
-static bool reserve_op(struct tp_device_group *group) {
-    if (group->ops && group->op_count < group->op_room)
+static bool reserve_ops(struct tp_device_group *group, uint32_t count) {
+    if (group->ops && group->chunks && count <= group->op_room - group->op_count)
         return true;
-    uint32_t room = group->op_room ? group->op_room * 2 : 64;
-    struct tp_copy_op *grown = reallocarray(group->ops, room, sizeof(*grown));
-    if (!grown)
+    if (count > UINT32_MAX / 2 - group->op_count)
         return false;
-    group->ops = grown;
+    uint32_t room = group->op_room ? group->op_room * 2 : 64;
+    if (room < group->op_count + count)
+        room = group->op_count + count;
+    struct tp_copy_op *ops = reallocarray(group->ops, room, sizeof(*ops));
+    if (ops)
+        group->ops = ops;
+    struct tp_chunk **chunks =
+        ops ? reallocarray(group->chunks, room, sizeof(struct tp_chunk *)) : NULL;
+    if (!chunks)
+        return false;
+    group->chunks = chunks;
     group->op_room = room;
     return true;
 }
 
-int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool host_mapped, void *to,
-                  const void *from, size_t bytes, uint8_t *ret_group) {
+static struct tp_chunk *last_chunk(const struct tp_device_group *group) {
+    return group->op_count ? group->chunks[group->op_count - 1] : NULL;
+}
+
+/* There is room. Nothing is merged beyond a chunk: its end may be that of a registration. */
+static void append(struct tp_device_group *group, struct tp_chunk *chunk, void *to,
+                   const void *from, size_t bytes) {
+    struct tp_copy_op *last = group->op_count ? &group->ops[group->op_count - 1] : NULL;
+    bool same = last && last_chunk(group) == chunk;
+    if (same && continues(last, to, from)) {
+        last->bytes += bytes;
+        return;
+    }
+    if (chunk && !same)
+        tp_chunk_hold_again(chunk);
+    group->chunks[group->op_count] = chunk;
+    group->ops[group->op_count++] = (struct tp_copy_op){to, from, bytes};
+}
+
+static void release_ops(struct tp_device_group *group) {
+    for (uint32_t i = 0; i < group->op_count; i++) {
+        struct tp_chunk *chunk = group->chunks[i];
+        if (chunk && (i + 1 == group->op_count || group->chunks[i + 1] != chunk))
+            tp_chunk_release(chunk);
+    }
+    group->op_count = 0;
+}
+
+int tp_device_reserve(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                      uint32_t count) {
     if (!tp_gpu_get(device))
         return -ENODEV;
     struct tp_device_group *group = find_group(job, device, to_device, host_mapped);
     if (!group)
         return -ENOSPC;
-    struct tp_copy_op *last = group->op_count ? &group->ops[group->op_count - 1] : NULL;
-    if (last && continues(last, to, from)) {
-        last->bytes += bytes;
-    } else {
-        if (!reserve_op(group))
-            return -ENOMEM;
-        group->ops[group->op_count++] = (struct tp_copy_op){to, from, bytes};
-    }
+    return reserve_ops(group, count) ? 0 : -ENOMEM;
+}
+
+int tp_device_add_chunk(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                        struct tp_chunk *chunk, void *to, const void *from, size_t bytes,
+                        uint8_t *ret_group) {
+    int error = tp_device_reserve(job, device, to_device, host_mapped, 1);
+    if (error)
+        return error;
+    struct tp_device_group *group = find_group(job, device, to_device, host_mapped);
     uint32_t index = (uint32_t)(group - job->groups);
+    append(group, chunk, to, from, bytes);
     if (index == job->group_count)
         job->group_count++;
     *ret_group = (uint8_t)index;
     return 0;
+}
+
+int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool host_mapped, void *to,
+                  const void *from, size_t bytes, uint8_t *ret_group) {
+    return tp_device_add_chunk(job, device, to_device, host_mapped, NULL, to, from, bytes,
+                               ret_group);
+}
+
+bool tp_device_holds(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                     const struct tp_chunk *chunk) {
+    const struct tp_device_group *group = find_group(job, device, to_device, host_mapped);
+    return group && last_chunk(group) == chunk;
 }
 
 /* ---- handing it to waves ---- */
@@ -292,6 +376,13 @@ static const struct tp_copy_op *next_op(struct cursor *cursor) {
     return NULL;
 }
 
+static void hold_chunk(struct tp_wave *wave, struct tp_chunk *chunk) {
+    if (!chunk || (wave->held_count && wave->held[wave->held_count - 1] == chunk))
+        return;
+    tp_chunk_hold_again(chunk);
+    wave->held[wave->held_count++] = chunk; /* at most one an op */
+}
+
 /* Put as much as one wave takes into it. Under the queue's lock. */
 static void fill(struct tp_wave *wave, struct cursor *cursor) {
     bool cut = wave->queue->method == TP_GPU_KERNEL;
@@ -300,6 +391,7 @@ static void fill(struct tp_wave *wave, struct cursor *cursor) {
         size_t part = cut && left > CHUNK_BYTES ? CHUNK_BYTES : left;
         wave->ops[wave->count++] = (struct tp_copy_op){(char *)op->to + cursor->done,
                                                        (const char *)op->from + cursor->done, part};
+        hold_chunk(wave, cursor->group->chunks[cursor->op]);
         wave->bytes += part;
         cursor->done += part;
     }
@@ -361,6 +453,7 @@ static void start_group(struct tp_device_group *group) {
     uint64_t kernel_max = gpu && group->host_mapped ? tp_gpu_kernel_max(gpu, group->to_device) : 0;
     for (int method = 0; method < TP_GPU_METHODS && !group->failed; method++)
         group->failed = !gpu || !start_method(group, gpu, (enum tp_gpu_method)method, kernel_max);
+    release_ops(group); /* the waves hold what they need */
     for (uint32_t i = 0; i < group->wave_count && !deferring; i++) {
         if (close_wave(group->waves[i]))
             send_wave(group->waves[i]);
@@ -377,6 +470,12 @@ void tp_device_start(struct tp_device_job *job) {
             continue;
         start_group(group);
     }
+    if (job->hits)
+        tp_count(TP_REGISTER_HITS, job->hits);
+    if (job->misses)
+        tp_count(TP_REGISTER_MISSES, job->misses);
+    job->hits = 0;
+    job->misses = 0;
 }
 
 /* ---- the end ---- */
@@ -385,7 +484,7 @@ static enum tp_device_state look_group(const struct tp_device_group *group) {
     enum tp_device_state state = group->failed ? TP_DEVICE_FAILED : TP_DEVICE_DONE;
     for (uint32_t i = 0; i < group->wave_count; i++) {
         uint32_t wave = atomic_load_explicit(&group->waves[i]->state, memory_order_acquire);
-        if (wave == WAVE_OPEN || wave == WAVE_SENT)
+        if (wave == WAVE_OPEN || wave == WAVE_SENT || wave == WAVE_ENDING)
             return TP_DEVICE_RUNNING;
         if (wave == WAVE_FAILED)
             state = TP_DEVICE_FAILED;
@@ -427,14 +526,17 @@ void tp_device_reset(struct tp_device_job *job) {
         for (uint32_t k = 0; k < group->wave_count; k++)
             let_go(group->waves[k]);
         group->wave_count = 0;
-        group->op_count = 0;
+        release_ops(group);
     }
     job->group_count = 0;
+    job->hits = 0;
+    job->misses = 0;
 }
 
 void tp_device_release(struct tp_device_job *job) {
     for (unsigned i = 0; i < TP_DEVICE_GROUPS; i++) {
         free(job->groups[i].ops);
+        free(job->groups[i].chunks);
         free(job->groups[i].waves);
     }
     memset(job, 0, sizeof(*job));
@@ -444,9 +546,8 @@ void tp_device_defer_begin(void) {
     deferring++;
 }
 
-void tp_device_defer_end(void) {
-    if (deferring == 0 || --deferring > 0)
-        return;
+/* All that still gathers. */
+static void send_gathering(void) {
     int highest = atomic_load(&highest_device);
     for (int device = 0; device <= highest; device++) {
         for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
@@ -459,4 +560,40 @@ void tp_device_defer_end(void) {
                 send_wave(wave);
         }
     }
+}
+
+void tp_device_defer_end(void) {
+    if (deferring == 0 || --deferring > 0)
+        return;
+    send_gathering();
+}
+
+/* Look at a wave that nothing of ours refers to: a reference of our own keeps it from being used
+ * again meanwhile. */
+static bool sweep_wave(struct tp_wave *wave) {
+    uint32_t refs = atomic_load_explicit(&wave->refs, memory_order_relaxed);
+    do {
+        if (refs == 0 || atomic_load_explicit(&wave->state, memory_order_relaxed) != WAVE_SENT)
+            return false;
+    } while (!atomic_compare_exchange_weak(&wave->refs, &refs, refs + 1));
+    if (atomic_load_explicit(&wave->state, memory_order_acquire) == WAVE_SENT)
+        query_wave(wave);
+    bool under_way = atomic_load_explicit(&wave->state, memory_order_acquire) == WAVE_SENT;
+    let_go(wave);
+    return under_way;
+}
+
+unsigned tp_device_sweep(bool send) {
+    unsigned under_way = 0;
+    int highest = atomic_load(&highest_device);
+    if (send)
+        send_gathering();
+    for (int device = 0; device <= highest; device++) {
+        for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
+            struct queue *queue = &queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS];
+            for (struct tp_wave *wave = atomic_load(&queue->all); wave; wave = wave->also)
+                under_way += sweep_wave(wave);
+        }
+    }
+    return under_way;
 }

@@ -135,3 +135,16 @@ bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address) {
     }
     return false;
 }
+
+struct tp_chunks *tp_peer_chunks(struct tp_peer *peer, const void *address) {
+    uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
+    for (uint32_t i = 0; i < high; i++) {
+        struct tp_peer_segment *segment = &peer->segments[i];
+        if (atomic_load(&segment->state) == TP_SEGMENT_EMPTY || !segment->chunks)
+            continue;
+        uintptr_t start = (uintptr_t)atomic_load_explicit(&segment->address, memory_order_relaxed);
+        if ((uintptr_t)address - start < segment->message.map_bytes)
+            return segment->chunks;
+    }
+    return NULL;
+}

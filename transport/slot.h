@@ -32,6 +32,7 @@ struct tp_peer_segment {
     char *_Atomic
         address; /* where the store's `base` lies here; NULL: CUDA memory, and no CUDA yet */
     struct tp_msg_segment message;
+    struct tp_chunks *chunks; /* registered with CUDA or to be (registrar.h); NULL: never */
 
     /* The peer thread's own: */
     char *reserved; /* the whole reservation; `address` is its first aligned byte */
@@ -92,7 +93,8 @@ bool tp_import_ready(struct tp_peer_segment *segment);
  */
 bool tp_import_open(struct tp_peer *peer);
 
-/* Unmap and free everything; the entry is empty. Nothing may refer to it. */
+/* Unmap and free everything; nothing may refer to it. The entry is empty then, or it is not yet:
+ * what is registered with CUDA is let go in bounded slices, and one more call is needed. */
 void tp_import_drop(struct tp_peer_segment *segment);
 
 #endif
