@@ -569,22 +569,24 @@ void tp_device_defer_end(void) {
 }
 
 /* Look at a wave that nothing of ours refers to: a reference of our own keeps it from being used
- * again meanwhile. */
-static bool sweep_wave(struct tp_wave *wave) {
+ * again meanwhile. False: it was not under way. */
+static bool sweep_wave(struct tp_wave *wave, unsigned *ended) {
     uint32_t refs = atomic_load_explicit(&wave->refs, memory_order_relaxed);
     do {
         if (refs == 0 || atomic_load_explicit(&wave->state, memory_order_relaxed) != WAVE_SENT)
             return false;
     } while (!atomic_compare_exchange_weak(&wave->refs, &refs, refs + 1));
-    if (atomic_load_explicit(&wave->state, memory_order_acquire) == WAVE_SENT)
-        query_wave(wave);
     bool under_way = atomic_load_explicit(&wave->state, memory_order_acquire) == WAVE_SENT;
+    if (under_way)
+        query_wave(wave);
+    *ended += under_way && atomic_load_explicit(&wave->state, memory_order_acquire) != WAVE_SENT;
     let_go(wave);
     return under_way;
 }
 
-unsigned tp_device_sweep(bool send) {
-    unsigned under_way = 0;
+unsigned tp_device_sweep(bool send, unsigned *ret_ended) {
+    unsigned found = 0;
+    unsigned ended = 0;
     int highest = atomic_load(&highest_device);
     if (send)
         send_gathering();
@@ -592,8 +594,9 @@ unsigned tp_device_sweep(bool send) {
         for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
             struct queue *queue = &queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS];
             for (struct tp_wave *wave = atomic_load(&queue->all); wave; wave = wave->also)
-                under_way += sweep_wave(wave);
+                found += sweep_wave(wave, &ended);
         }
     }
-    return under_way;
+    *ret_ended = ended;
+    return found;
 }

@@ -86,9 +86,10 @@ void tp_device_poll(struct tp_device_job *job);
 
 /*
  * Ask the driver about all waves that were sent, so that what has ended lets go of its chunks
- * though nobody polls; `send`: first send what still gathers. How many are under way. Any thread.
+ * though nobody polls; `send`: first send what still gathers. How many it found under way; *ret_ended: of
+ * which so many have ended. Any thread.
  */
-unsigned tp_device_sweep(bool send);
+unsigned tp_device_sweep(bool send, unsigned *ret_ended);
 
 /* Let go of the waves and forget the copies; only when tp_device_look no longer says RUNNING. Keeps
  * the arrays. */
