@@ -334,9 +334,10 @@ static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu, b
 /* With the lock held, which is let go meanwhile: all is in use. True: copies are under way, some
  * may have ended by now. Copies that only wait to be sent are sent, if `send` says so. */
 static bool wait_for_copies(bool send) {
+    unsigned ended = 0;
     pthread_mutex_unlock(&registrar.lock);
-    bool under_way = tp_device_sweep(send) > 0;
-    if (under_way)
+    bool under_way = tp_device_sweep(send, &ended) > 0;
+    if (under_way && ended == 0)
         pause_ns(PAUSE_NS);
     pthread_mutex_lock(&registrar.lock);
     return under_way;
