@@ -48,13 +48,16 @@ enum tp_chunk_want { TP_CHUNK_UNWANTED, TP_CHUNK_IF_ROOM, TP_CHUNK_IN_PLACE_OF_O
 struct tp_chunk {
     _Atomic uint32_t word;  /* state << TP_CHUNK_STATE_BIT | holds */
     uint32_t place;         /* in the heap of what is registered, from 1; 0: not there */
-    _Atomic uint64_t used;  /* time stamp counter of the last hold or release */
+    _Atomic uint64_t used;  /* time stamp counter of the last hold */
     _Atomic uint64_t moved; /* bytes, since it is registered, or since it is not */
     uint64_t key;           /* what the heap is sorted by: `used` or an earlier value of it */
     struct tp_chunks
         *_Atomic chunks;     /* NULL before the first use: of many TiB most is never used */
     struct tp_gpu *gpu;      /* in whose context it is registered, or shall be */
     struct tp_chunk *next;   /* wanted after this one */
+    struct tp_chunk *aside;  /* the next of those that could not give way */
+    _Atomic bool unused;     /* since it was registered so */
+    bool on_trust;           /* registered by a thread of the registrar, in the hope of use */
     _Atomic uint32_t wanted; /* enum tp_chunk_want */
 };
 
@@ -101,7 +104,11 @@ bool tp_registrar_settle(struct tp_chunk *chunk, struct tp_gpu *gpu, bool now,
 bool tp_registrar_admits(uint64_t moved, uint64_t chunk_bytes);
 bool tp_registrar_admits_ahead(void);
 
-/* Chunks ahead of use, by the settings. */
-uint32_t tp_registrar_ahead(uint64_t chunk_bytes);
+/* A registered chunk is held: what it was registered for has come. One load, mostly. */
+void tp_registrar_used(struct tp_chunk *chunk);
+
+/* Of `count` chunks that are not used yet, so many may be registered at once: within half of the
+ * limit, so that they do not push each other out. */
+uint32_t tp_registrar_at_once(uint64_t chunk_bytes, uint32_t count);
 
 #endif

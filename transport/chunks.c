@@ -102,7 +102,8 @@ static int heading(struct tp_chunks *chunks, uint32_t index, uint32_t before) {
 
 static void look_ahead(struct tp_chunk *chunk, struct tp_gpu *gpu) {
     struct tp_chunks *chunks = tp_chunk_owner(chunk);
-    uint32_t ahead = tp_registrar_ahead(chunks->chunk_bytes);
+    uint32_t ahead =
+        tp_registrar_at_once(chunks->chunk_bytes, tp_config()->engine.register_ahead_chunks);
     uint32_t index = (uint32_t)(chunk - chunks->chunk);
     if (ahead == 0 || atomic_load_explicit(&chunks->last, memory_order_relaxed) == index + 1)
         return;
@@ -115,6 +116,19 @@ static void look_ahead(struct tp_chunk *chunk, struct tp_gpu *gpu) {
     if (left)
         tp_registrar_want(chunks, index + (uint32_t)step, gpu, step, left < ahead ? left : ahead,
                           want);
+}
+
+void tp_chunks_expect(struct tp_chunks *chunks, struct tp_gpu *gpu, const void *address,
+                      uint64_t run_bytes) {
+    uint64_t here;
+    uint64_t there;
+    struct tp_chunk *first = tp_chunk_at(chunks, address, &here);
+    if (here >= run_bytes || !tp_gpu_wants_registration(gpu))
+        return;
+    struct tp_chunk *last = tp_chunk_at(chunks, (const char *)address + run_bytes - 1, &there);
+    uint32_t count = tp_registrar_at_once(chunks->chunk_bytes, (uint32_t)(last - first));
+    tp_registrar_want(chunks, (uint32_t)(first - chunks->chunk) + 1, gpu, 1, count,
+                      TP_CHUNK_IN_PLACE_OF_OTHERS);
 }
 
 /* ---- holding ---- */
@@ -141,16 +155,22 @@ static bool hold_unregistered(struct tp_chunk *chunk, struct tp_gpu *gpu, uint64
     return false;
 }
 
+static uint64_t count_moved(struct tp_chunk *chunk, uint64_t bytes) {
+    return atomic_fetch_add_explicit(&chunk->moved, bytes, memory_order_relaxed) + bytes;
+}
+
 bool tp_chunk_hold(struct tp_chunk *chunk, struct tp_gpu *gpu, uint64_t run_bytes) {
     uint32_t word = atomic_fetch_add(&chunk->word, 1);
-    uint64_t moved =
-        atomic_fetch_add_explicit(&chunk->moved, run_bytes, memory_order_relaxed) + run_bytes;
+    uint64_t moved = count_moved(chunk, run_bytes);
     touch(chunk);
     if (tp_gpu_wants_registration(gpu))
         look_ahead(chunk, gpu);
-    if (word >> TP_CHUNK_STATE_BIT != TP_CHUNK_REGISTERED &&
-        !hold_unregistered(chunk, gpu, run_bytes, moved))
-        return false;
+    if (word >> TP_CHUNK_STATE_BIT != TP_CHUNK_REGISTERED) {
+        if (!hold_unregistered(chunk, gpu, run_bytes, moved))
+            return false;
+        (void)count_moved(chunk, run_bytes); /* it begins anew with the registration */
+    }
+    tp_registrar_used(chunk);
     return !tp_gpu_lost(chunk->gpu); /* a context takes what was registered in it along */
 }
 
@@ -159,7 +179,6 @@ void tp_chunk_hold_again(struct tp_chunk *chunk) {
 }
 
 void tp_chunk_release(struct tp_chunk *chunk) {
-    touch(chunk);
     atomic_fetch_sub(&chunk->word, 1);
 }
 

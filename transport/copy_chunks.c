@@ -84,6 +84,7 @@ int tp_chunks_add(struct tp_device_job *job, struct tp_chunks *chunks,
     struct tp_gpu *gpu = tp_gpu_get(copy->device);
     if (!gpu)
         return -ENODEV;
+    tp_chunks_expect(chunks, gpu, copy->there, copy->run_bytes);
     uint32_t count = hold_all(chunks, gpu, copy, &registered);
     bool mapped = registered && tp_registrar_kernel_may(gpu);
     int error = tp_device_reserve(job, copy->device, copy->to_device, mapped, count);

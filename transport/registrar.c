@@ -39,6 +39,7 @@
 #define WASTE_MOST 8
 #define WASTE_AHEAD 4
 #define WASTE_FORGOTTEN_NS UINT64_C(250000000)
+#define EXPECTED_TICKS (UINT64_C(1) << 26) /* about 25 ms: the link moves 1 GiB meanwhile */
 
 enum outcome {
     READY,
@@ -61,6 +62,7 @@ static struct {
     bool started, stop;
     unsigned failures; /* since the last success */
     uint64_t pause_end_ns;
+    _Atomic uint32_t unused; /* chunks that were registered in the hope of use and not used yet */
     _Atomic uint32_t waste;
     _Atomic uint64_t waste_ns; /* when it was changed */
 } registrar = {.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
@@ -100,10 +102,6 @@ static bool begin_unregister(struct tp_chunk *chunk) {
     uint32_t idle = (uint32_t)TP_CHUNK_REGISTERED << TP_CHUNK_STATE_BIT;
     return atomic_compare_exchange_strong(&chunk->word, &idle,
                                           (uint32_t)TP_CHUNK_UNREGISTERING << TP_CHUNK_STATE_BIT);
-}
-
-static bool held(const struct tp_chunk *chunk) {
-    return atomic_load(&chunk->word) & TP_CHUNK_HOLDS;
 }
 
 /* ---- in order of use: a heap whose keys are never later than the use ---- */
@@ -163,25 +161,40 @@ static void heap_remove(struct tp_chunk *chunk) {
         sift_down(place, moved);
 }
 
-/* The chunk that was not used for longest and is not held, out of the heap and UNREGISTERING. NULL:
- * all are held. */
+/* Registered in the hope of use, and not used yet: its use is about to come, or will not. */
+static bool expected(const struct tp_chunk *chunk) {
+    return atomic_load_explicit(&chunk->unused, memory_order_relaxed) &&
+           __rdtsc() - chunk->key < EXPECTED_TICKS;
+}
+
+/*
+ * The chunk that was not used for longest and may go, out of the heap and UNREGISTERING. NULL: all
+ * are in use or about to be. What must stay is set aside and put back in its place: in the order of
+ * use it comes before what is registered ahead, though it stays until its copies have ended.
+ */
 static struct tp_chunk *least_used(void) {
     uint64_t start = __rdtsc();
-    while (registrar.heap_count) {
+    struct tp_chunk *aside = NULL;
+    struct tp_chunk *found = NULL;
+    while (!found && registrar.heap_count && registrar.heap[0]->key < start) {
         struct tp_chunk *chunk = registrar.heap[0];
         uint64_t used = atomic_load_explicit(&chunk->used, memory_order_relaxed);
-        bool in_use = held(chunk);
-        if (chunk->key >= start)
-            return NULL; /* the least one is one of those that were passed over here */
-        if (!in_use && used <= chunk->key && begin_unregister(chunk)) {
-            heap_remove(chunk);
-            return chunk;
+        if (used > chunk->key) {
+            chunk->key = used;
+            sift_down(1, chunk);
+            continue;
         }
-        /* What is held counts as used now. */
-        chunk->key = in_use || used <= chunk->key ? __rdtsc() : used;
-        sift_down(1, chunk);
+        heap_remove(chunk);
+        if (!expected(chunk) && begin_unregister(chunk)) {
+            found = chunk;
+        } else {
+            chunk->aside = aside;
+            aside = chunk;
+        }
     }
-    return NULL;
+    for (; aside; aside = aside->aside)
+        sift_up(++registrar.heap_count, aside);
+    return found;
 }
 
 /* ---- the driver ---- */
@@ -202,7 +215,7 @@ static void failed(const char *call, uint64_t bytes, tp_cu_result result) {
 
 /* With the lock held, which is let go meanwhile; the chunk is REGISTERING, and its bytes counted.
  */
-static bool driver_register(struct tp_chunk *chunk, struct tp_gpu *gpu) {
+static bool driver_register(struct tp_chunk *chunk, struct tp_gpu *gpu, bool on_trust) {
     uint64_t bytes;
     void *address = tp_chunk_range(chunk, &bytes);
     registrar.under_way++;
@@ -218,6 +231,9 @@ static bool driver_register(struct tp_chunk *chunk, struct tp_gpu *gpu) {
     }
     registrar.failures = 0;
     chunk->gpu = gpu;
+    chunk->on_trust = on_trust;
+    atomic_store_explicit(&chunk->unused, on_trust, memory_order_relaxed);
+    atomic_fetch_add_explicit(&registrar.unused, on_trust, memory_order_relaxed);
     atomic_store_explicit(&chunk->moved, 0, memory_order_relaxed);
     heap_add(chunk);
     tp_count(TP_REGISTRATIONS, 1);
@@ -260,10 +276,19 @@ static uint32_t waste(void) {
     return passed < level ? level - (uint32_t)passed : 0;
 }
 
-static void learn_waste(const struct tp_chunk *victim) {
+void tp_registrar_used(struct tp_chunk *chunk) {
+    if (atomic_load_explicit(&chunk->unused, memory_order_relaxed) &&
+        atomic_exchange_explicit(&chunk->unused, false, memory_order_relaxed))
+        atomic_fetch_sub_explicit(&registrar.unused, 1, memory_order_relaxed);
+}
+
+static void learn_waste(struct tp_chunk *victim) {
     uint64_t bytes;
     uint32_t level = waste();
     (void)tp_chunk_range(victim, &bytes);
+    tp_registrar_used(victim);
+    if (!victim->on_trust) /* it has paid for itself at once */
+        return;
     bool wasted = atomic_load_explicit(&victim->moved, memory_order_relaxed) < bytes / 2;
     if (wasted)
         level = level < WASTE_MOST ? level + 1 : level;
@@ -281,11 +306,14 @@ bool tp_registrar_admits_ahead(void) {
     return waste() < WASTE_AHEAD;
 }
 
-uint32_t tp_registrar_ahead(uint64_t chunk_bytes) {
-    const struct tp_engine_config *engine = &tp_config()->engine;
-    uint64_t half = engine->register_max_bytes / 2 / chunk_bytes;
-    bool less = engine->register_max_bytes && half < engine->register_ahead_chunks;
-    return less ? (uint32_t)half : engine->register_ahead_chunks;
+uint32_t tp_registrar_at_once(uint64_t chunk_bytes, uint32_t count) {
+    uint64_t limit = tp_config()->engine.register_max_bytes;
+    uint64_t half = limit / 2 / chunk_bytes;
+    uint32_t unused = atomic_load_explicit(&registrar.unused, memory_order_relaxed);
+    if (limit == 0)
+        return count;
+    half = half > unused ? half - unused : 0;
+    return half < count ? (uint32_t)half : count;
 }
 
 static bool within_limit(uint64_t more) {
@@ -309,7 +337,8 @@ static enum outcome make_room(bool evict) {
 
 /* With the lock held, which is let go meanwhile. The chunk cannot go away: it is held, or its
  * segment's `busy` is. */
-static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu, bool evict) {
+static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu, bool evict,
+                                   bool on_trust) {
     uint64_t limit = tp_config()->engine.register_max_bytes;
     uint64_t bytes;
     (void)tp_chunk_range(chunk, &bytes);
@@ -322,7 +351,7 @@ static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu, b
     set_state(chunk, TP_CHUNK_PLAIN, TP_CHUNK_REGISTERING);
     registrar.bytes += bytes;
     enum outcome outcome = make_room(evict);
-    if (outcome == READY && !driver_register(chunk, gpu))
+    if (outcome == READY && !driver_register(chunk, gpu, on_trust))
         outcome = REFUSED;
     if (outcome != READY)
         registrar.bytes -= bytes;
@@ -360,7 +389,7 @@ bool tp_registrar_settle(struct tp_chunk *chunk, struct tp_gpu *gpu, bool now,
         }
         if (state != TP_CHUNK_PLAIN || !patient)
             break;
-        outcome = register_chunk(chunk, gpu, true);
+        outcome = register_chunk(chunk, gpu, true, false);
         full = outcome == FULL;
         end = end ? end : now_ns() + patience_ns;
         if (outcome == REFUSED || (full && !wait_for_copies(true)))
@@ -396,7 +425,7 @@ static void serve(struct tp_chunk *chunk) {
     (void)tp_chunk_range(chunk, &bytes);
     chunks->busy++;
     while (evict || within_limit(bytes)) {
-        enum outcome outcome = register_chunk(chunk, chunk->gpu, evict);
+        enum outcome outcome = register_chunk(chunk, chunk->gpu, evict, true);
         if (outcome != FULL || !evict || registrar.stop || chunks->dropped || now_ns() > end ||
             !wait_for_copies(false))
             break;
@@ -512,6 +541,7 @@ static bool let_go(struct tp_chunks *chunks, struct tp_chunk *chunk) {
     if (state != TP_CHUNK_REGISTERED || !begin_unregister(chunk))
         return false;
     heap_remove(chunk);
+    tp_registrar_used(chunk); /* or never */
     if (driver_unregister(chunk))
         return true;
     /* It is the driver's for good, and no part of what can make way. */

@@ -44,6 +44,13 @@ bool tp_chunks_drop(struct tp_chunks *chunks, bool *ret_stuck);
 struct tp_chunk *tp_chunk_at(struct tp_chunks *chunks, const void *address, uint64_t *ret_bytes);
 
 /*
+ * A submit is about to move this stretch: threads of the library begin to register its chunks, all
+ * but the first, which the caller is going to hold next. Any thread.
+ */
+void tp_chunks_expect(struct tp_chunks *chunks, struct tp_gpu *gpu, const void *address,
+                      uint64_t run_bytes);
+
+/*
  * Hold a chunk for a copy by `gpu`. True: it is registered. False: the copy must treat it as plain
  * memory (and must not leave it either). `run_bytes`: how much of the chunk this submit is going to
  * move, as far as is known. Where that pays at once the chunk is registered in this thread, which
