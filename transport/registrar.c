@@ -54,8 +54,8 @@ static struct {
     pthread_cond_t changed; /* a thread has come back from the driver */
     uint64_t bytes;         /* registered, about to be, or about to be no more */
     struct tp_chunk **heap; /* least key first */
-    uint32_t heap_count, heap_room,
-        under_way;                 /* under_way: chunks that threads are in the driver for */
+    uint32_t heap_count, heap_room;
+    uint32_t under_way; /* chunks that threads are going to bring into the heap, or back */
     struct tp_chunk *first, *last; /* wanted */
     pthread_t threads[THREADS];
     unsigned thread_count;
@@ -129,9 +129,9 @@ static void sift_down(uint32_t place, struct tp_chunk *chunk) {
     put(place, chunk);
 }
 
-/* Room for one more, beside what threads in the driver may bring back. */
+/* Room for all that threads in the driver, or on their way there, may bring back. */
 static bool heap_reserve(void) {
-    uint32_t need = registrar.heap_count + registrar.under_way + 1;
+    uint32_t need = registrar.heap_count + registrar.under_way;
     if (need <= registrar.heap_room)
         return true;
     uint32_t room = need < 64 ? 64 : need + need / 2;
@@ -218,13 +218,11 @@ static void failed(const char *call, uint64_t bytes, tp_cu_result result) {
 static bool driver_register(struct tp_chunk *chunk, struct tp_gpu *gpu, bool on_trust) {
     uint64_t bytes;
     void *address = tp_chunk_range(chunk, &bytes);
-    registrar.under_way++;
     tp_chunk_owner(chunk)->busy++;
     pthread_mutex_unlock(&registrar.lock);
     tp_cu_result result = tp_gpu_host_register(gpu, address, bytes);
     pthread_mutex_lock(&registrar.lock);
     tp_chunk_owner(chunk)->busy--;
-    registrar.under_way--;
     if (result != TP_CUDA_SUCCESS) {
         failed("cuMemHostRegister", bytes, result);
         return false;
@@ -335,26 +333,32 @@ static enum outcome make_room(bool evict) {
     return READY;
 }
 
+static bool may_try(const struct tp_chunk *chunk, const struct tp_gpu *gpu, uint64_t bytes) {
+    uint64_t limit = tp_config()->engine.register_max_bytes;
+    return !tp_chunk_owner(chunk)->dropped && (limit == 0 || bytes <= limit) && !tp_gpu_lost(gpu) &&
+           now_ns() >= registrar.pause_end_ns;
+}
+
 /* With the lock held, which is let go meanwhile. The chunk cannot go away: it is held, or its
  * segment's `busy` is. */
 static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu, bool evict,
                                    bool on_trust) {
-    uint64_t limit = tp_config()->engine.register_max_bytes;
     uint64_t bytes;
     (void)tp_chunk_range(chunk, &bytes);
     enum tp_chunk_state state = tp_chunk_state(chunk);
     if (state != TP_CHUNK_PLAIN)
         return state == TP_CHUNK_REGISTERED ? READY : TAKEN;
-    if ((limit && bytes > limit) || tp_gpu_lost(gpu) || now_ns() < registrar.pause_end_ns ||
-        !heap_reserve())
+    if (!may_try(chunk, gpu, bytes))
         return REFUSED;
     set_state(chunk, TP_CHUNK_PLAIN, TP_CHUNK_REGISTERING);
+    registrar.under_way++;
     registrar.bytes += bytes;
-    enum outcome outcome = make_room(evict);
+    enum outcome outcome = heap_reserve() ? make_room(evict) : REFUSED;
     if (outcome == READY && !driver_register(chunk, gpu, on_trust))
         outcome = REFUSED;
     if (outcome != READY)
         registrar.bytes -= bytes;
+    registrar.under_way--;
     set_state(chunk, TP_CHUNK_REGISTERING, outcome == READY ? TP_CHUNK_REGISTERED : TP_CHUNK_PLAIN);
     pthread_cond_broadcast(&registrar.changed);
     return outcome;
@@ -426,7 +430,7 @@ static void serve(struct tp_chunk *chunk) {
     chunks->busy++;
     while (evict || within_limit(bytes)) {
         enum outcome outcome = register_chunk(chunk, chunk->gpu, evict, true);
-        if (outcome != FULL || !evict || registrar.stop || chunks->dropped || now_ns() > end ||
+        if (outcome != FULL || !evict || registrar.stop || now_ns() > end ||
             !wait_for_copies(false))
             break;
     }

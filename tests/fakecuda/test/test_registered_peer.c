@@ -26,8 +26,11 @@ static void start(const char *settings, enum fake_manner manner) {
     cr_assert_eq(tp_transport_start(config), 0);
     engine = tp_engine_find(&engine_key, true);
     fake_start(&store, config,
-               &(struct fake_options){
-                   .name = NAME, .bytes = BYTES, .piece_bytes = 6 * MIB, .manner = manner});
+               &(struct fake_options){.name = NAME,
+                                      .bytes = BYTES,
+                                      .piece_bytes = 6 * MIB,
+                                      .manner = manner,
+                                      .gone_ms = 1500});
     tp_engine_open(engine, 1, NAME, strlen(NAME));
     for (uint64_t offset = 0; offset < BYTES; offset += 6 * MIB)
         cr_assert(rig_wait(engine, 1, FAKE_BASE + offset, 5000));
@@ -50,16 +53,24 @@ static void submit_one(uint64_t id, int opcode, uint64_t offset, uint64_t bytes)
     submit(id, &r, 1);
 }
 
-static void no_violation(void) {
-    cr_assert_eq(DRIVER(fakecuda_violations)(), 0, "%s", DRIVER(fakecuda_last_violation)());
-}
-
-static bool all_given_back(unsigned limit_ms) {
-    for (uint64_t end = rig_ms() + limit_ms; rig_ms() < end; usleep(1000)) {
-        if (counted(TP_REGISTERED_BYTES) == 0)
+static bool becomes(enum tp_counter counter, uint64_t value) {
+    for (uint64_t end = rig_ms() + 5000; rig_ms() < end; usleep(1000)) {
+        if (counted(counter) == value)
             return true;
     }
     return false;
+}
+
+static void register_all(void) {
+    submit_one(0x70, TP_OP_READ, 0, BYTES);
+    cr_assert_eq(rig_finish(0x70, NULL), TP_TASK_COMPLETED);
+    cr_assert_eq(rig_free(0x70), 0);
+    cr_assert(becomes(TP_REGISTERED_BYTES, BYTES));
+    cr_assert_eq(counted(TP_REGISTRATIONS), 7);
+}
+
+static void no_violation(void) {
+    cr_assert_eq(DRIVER(fakecuda_violations)(), 0, "%s", DRIVER(fakecuda_last_violation)());
 }
 
 Test(registered_peer, blocks_that_together_are_half_a_chunk, .timeout = 60) {
@@ -85,7 +96,7 @@ Test(registered_peer, blocks_that_together_are_half_a_chunk, .timeout = 60) {
     cr_assert_eq(counted(TP_REGISTRATIONS), 2);
     cr_assert_eq(counted(TP_KERNEL_BYTES), 2 * N * BLOCK);
     fake_end(&store);
-    cr_assert(all_given_back(5000));
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
     no_violation();
 }
 
@@ -101,43 +112,37 @@ Test(registered_peer, a_request_that_is_registered_in_part, .timeout = 60) {
     cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
     cr_assert_eq(rig_free(0x20), 0);
     fake_end(&store);
-    cr_assert(all_given_back(5000));
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
     no_violation();
 }
 
 Test(registered_peer, a_killed_stores_chunks_go, .timeout = 60) {
     start(REGISTER, FAKE_GOOD);
-    submit_one(0x30, TP_OP_READ, 0, BYTES);
-    cr_assert_eq(rig_finish(0x30, NULL), TP_TASK_COMPLETED);
-    cr_assert_eq(counted(TP_REGISTERED_BYTES), BYTES);
-    cr_assert_eq(counted(TP_REGISTRATIONS), 7);
-    cr_assert_eq(rig_free(0x30), 0);
+    register_all();
     fake_end(&store);
-    cr_assert(all_given_back(5000));
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
     no_violation();
 }
 
 Test(registered_peer, but_not_under_a_copy, .timeout = 60) {
     setenv("FAKECUDA_DELAY_US", "500000", 1);
     start(REGISTER ", \"copy_engine\": \"dma\"", FAKE_GOOD);
+    register_all();
     submit_one(0x40, TP_OP_WRITE, 0, BYTES);
     fake_kill(&store);
     usleep(200000);
     cr_assert_eq(counted(TP_REGISTERED_BYTES), BYTES);
     cr_assert_eq(rig_finish(0x40, NULL), TP_TASK_FAILED, "its store is gone");
     cr_assert_eq(rig_free(0x40), 0);
-    cr_assert(all_given_back(5000));
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
     fake_end(&store);
     no_violation();
 }
 
 Test(registered_peer, a_withdrawn_segments_chunks_go, .timeout = 60) {
     start(REGISTER, FAKE_GONE);
-    submit_one(0x50, TP_OP_READ, 0, 6 * MIB);
-    cr_assert_eq(counted(TP_REGISTRATIONS), 2);
-    cr_assert_eq(rig_finish(0x50, NULL), TP_TASK_COMPLETED);
-    cr_assert_eq(rig_free(0x50), 0);
-    cr_assert(all_given_back(5000));
+    register_all();
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
     no_violation();
     fake_end(&store);
 }
