@@ -9,11 +9,12 @@ import json
 import pathlib
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 
 import pytest
-from test_wheel import ROOT, STORE, counters, fakecuda, host  # noqa: F401 (host is a fixture)
+from test_wheel import BUILD, ROOT, STORE, counters, fakecuda, host  # noqa: F401 (host is a fixture)
 
 ENGINE = """
 import os, sys, time
@@ -92,6 +93,8 @@ def test_a_store_on_memfd_without_a_limit(host):  # noqa: F811
     assert seen["register_evictions"] == 0
     assert seen["registered_bytes"] >= 78 << 20
     assert seen["register_hits"] > 10 * seen["register_misses"]
+    text = subprocess.run([BUILD / "tidepool", "status", str(host.directory)], capture_output=True, text=True).stdout
+    assert f"registered with CUDA {seen['registered_bytes'] >> 20}.0 MiB" in text, text
     end_well(host, process, store)
 
 
