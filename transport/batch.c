@@ -320,6 +320,7 @@ static void close_pending(struct tp_batch *batch, bool count_calls) {
     struct tp_shard *shard = tp_shard_lock(batch->id);
     struct tp_part *part = batch->pending;
     batch->pending = NULL;
+    tp_device_reset(&part->gpu); /* chunks of the peers' memory, while the peers are held */
     release_peers(part);
     tp_part_keep(batch, part);
     if (count_calls)

@@ -86,8 +86,8 @@ void tp_device_poll(struct tp_device_job *job);
 
 /*
  * Ask the driver about all waves that were sent, so that what has ended lets go of its chunks
- * though nobody polls; `send`: first send what still gathers. How many it found under way; *ret_ended: of
- * which so many have ended. Any thread.
+ * though nobody polls; `send`: first send what still gathers. How many it found under way;
+ * *ret_ended: of which so many have ended. Any thread.
  */
 unsigned tp_device_sweep(bool send, unsigned *ret_ended);
 

@@ -83,11 +83,11 @@ static void pause_ns(uint64_t ns) {
 /* With the lock held, wait for a thread to come back from the driver, this long at most. */
 static void wait_changed(uint64_t ns) {
     struct timespec end;
-    clock_gettime(CLOCK_REALTIME, &end);
+    clock_gettime(CLOCK_MONOTONIC, &end);
     uint64_t nanoseconds = (uint64_t)end.tv_nsec + ns;
     end.tv_sec += (time_t)(nanoseconds / 1000000000u);
     end.tv_nsec = (long)(nanoseconds % 1000000000u);
-    pthread_cond_timedwait(&registrar.changed, &registrar.lock, &end);
+    pthread_cond_clockwait(&registrar.changed, &registrar.lock, CLOCK_MONOTONIC, &end);
 }
 
 /* ---- states ---- */

@@ -140,11 +140,12 @@ struct tp_chunks *tp_peer_chunks(struct tp_peer *peer, const void *address) {
     uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
     for (uint32_t i = 0; i < high; i++) {
         struct tp_peer_segment *segment = &peer->segments[i];
-        if (atomic_load(&segment->state) == TP_SEGMENT_EMPTY || !segment->chunks)
+        struct tp_chunks *chunks = atomic_load_explicit(&segment->chunks, memory_order_relaxed);
+        if (atomic_load(&segment->state) == TP_SEGMENT_EMPTY || !chunks)
             continue;
         uintptr_t start = (uintptr_t)atomic_load_explicit(&segment->address, memory_order_relaxed);
         if ((uintptr_t)address - start < segment->message.map_bytes)
-            return segment->chunks;
+            return chunks;
     }
     return NULL;
 }

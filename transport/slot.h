@@ -32,7 +32,7 @@ struct tp_peer_segment {
     char *_Atomic
         address; /* where the store's `base` lies here; NULL: CUDA memory, and no CUDA yet */
     struct tp_msg_segment message;
-    struct tp_chunks *chunks; /* registered with CUDA or to be (registrar.h); NULL: never */
+    struct tp_chunks *_Atomic chunks; /* registered with CUDA or to be (registrar.h); NULL: never */
 
     /* The peer thread's own: */
     char *reserved; /* the whole reservation; `address` is its first aligned byte */
