@@ -56,7 +56,7 @@ struct tp_chunk {
     struct tp_gpu *gpu;      /* in whose context it is registered, or shall be */
     struct tp_chunk *next;   /* wanted after this one */
     struct tp_chunk *aside;  /* the next of those that could not give way */
-    _Atomic bool unused;     /* since it was registered so */
+    _Atomic bool unused;     /* registered on trust, and not held since */
     bool on_trust;           /* registered by a thread of the registrar, in the hope of use */
     _Atomic uint32_t wanted; /* enum tp_chunk_want */
 };

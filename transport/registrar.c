@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registering chunks and unregistering them, within the limit: what is registered in order of use
- * (a heap), a queue of what is wanted, and the threads that work it off.
+ * Registering chunks and unregistering them, within the limit; a queue of what is wanted, and the
+ * threads that work it off.
  *
  * The driver is called without the lock. A chunk that a thread is in the driver for has a state
  * that says so, and only that thread ends it. Bytes count against the limit from before a
@@ -13,12 +13,12 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
-#include <x86intrin.h>
 
 #include "env/cuda.h"
 #include "env/env.h"
 #include "env/stats.h"
 #include "transport/chunk.h"
+#include "transport/chunk_order.h"
 #include "transport/copy_device.h"
 #include "transport/gpu.h"
 
@@ -39,7 +39,6 @@
 #define WASTE_MOST 8
 #define WASTE_AHEAD 4
 #define WASTE_FORGOTTEN_NS UINT64_C(250000000)
-#define EXPECTED_TICKS (UINT64_C(1) << 26) /* about 25 ms: the link moves 1 GiB meanwhile */
 
 enum outcome {
     READY,
@@ -53,9 +52,7 @@ static struct {
     pthread_cond_t work;    /* something is wanted */
     pthread_cond_t changed; /* a thread has come back from the driver */
     uint64_t bytes;         /* registered, about to be, or about to be no more */
-    struct tp_chunk **heap; /* least key first */
-    uint32_t heap_count, heap_room;
-    uint32_t under_way; /* chunks that threads are going to bring into the heap, or back */
+    uint32_t under_way; /* chunks that threads are going to bring into the order of use, or back */
     struct tp_chunk *first, *last; /* wanted */
     pthread_t threads[THREADS];
     unsigned thread_count;
@@ -97,106 +94,6 @@ static void set_state(struct tp_chunk *chunk, enum tp_chunk_state from, enum tp_
     atomic_fetch_add(&chunk->word, ((uint32_t)to - (uint32_t)from) << TP_CHUNK_STATE_BIT);
 }
 
-/* Only when nothing holds it. */
-static bool begin_unregister(struct tp_chunk *chunk) {
-    uint32_t idle = (uint32_t)TP_CHUNK_REGISTERED << TP_CHUNK_STATE_BIT;
-    return atomic_compare_exchange_strong(&chunk->word, &idle,
-                                          (uint32_t)TP_CHUNK_UNREGISTERING << TP_CHUNK_STATE_BIT);
-}
-
-/* ---- in order of use: a heap whose keys are never later than the use ---- */
-
-static void put(uint32_t place, struct tp_chunk *chunk) {
-    registrar.heap[place - 1] = chunk;
-    chunk->place = place;
-}
-
-static void sift_up(uint32_t place, struct tp_chunk *chunk) {
-    for (; place > 1 && registrar.heap[place / 2 - 1]->key > chunk->key; place /= 2)
-        put(place, registrar.heap[place / 2 - 1]);
-    put(place, chunk);
-}
-
-static void sift_down(uint32_t place, struct tp_chunk *chunk) {
-    for (uint32_t child; (child = place * 2) <= registrar.heap_count; place = child) {
-        if (child < registrar.heap_count &&
-            registrar.heap[child]->key < registrar.heap[child - 1]->key)
-            child++;
-        if (registrar.heap[child - 1]->key >= chunk->key)
-            break;
-        put(place, registrar.heap[child - 1]);
-    }
-    put(place, chunk);
-}
-
-/* Room for all that threads in the driver, or on their way there, may bring back. */
-static bool heap_reserve(void) {
-    uint32_t need = registrar.heap_count + registrar.under_way;
-    if (need <= registrar.heap_room)
-        return true;
-    uint32_t room = need < 64 ? 64 : need + need / 2;
-    struct tp_chunk **grown = reallocarray(registrar.heap, room, sizeof(struct tp_chunk *));
-    if (!grown)
-        return false;
-    registrar.heap = grown;
-    registrar.heap_room = room;
-    return true;
-}
-
-static void heap_add(struct tp_chunk *chunk) {
-    chunk->key = __rdtsc();
-    sift_up(++registrar.heap_count, chunk);
-}
-
-static void heap_remove(struct tp_chunk *chunk) {
-    uint32_t place = chunk->place;
-    struct tp_chunk *moved = registrar.heap[registrar.heap_count - 1];
-    chunk->place = 0;
-    registrar.heap_count--;
-    if (moved == chunk)
-        return;
-    if (moved->key < chunk->key)
-        sift_up(place, moved);
-    else
-        sift_down(place, moved);
-}
-
-/* Registered in the hope of use, and not used yet: its use is about to come, or will not. */
-static bool expected(const struct tp_chunk *chunk) {
-    return atomic_load_explicit(&chunk->unused, memory_order_relaxed) &&
-           __rdtsc() - chunk->key < EXPECTED_TICKS;
-}
-
-/*
- * The chunk that was not used for longest and may go, out of the heap and UNREGISTERING. NULL: all
- * are in use or about to be. What must stay is set aside and put back in its place: in the order of
- * use it comes before what is registered ahead, though it stays until its copies have ended.
- */
-static struct tp_chunk *least_used(void) {
-    uint64_t start = __rdtsc();
-    struct tp_chunk *aside = NULL;
-    struct tp_chunk *found = NULL;
-    while (!found && registrar.heap_count && registrar.heap[0]->key < start) {
-        struct tp_chunk *chunk = registrar.heap[0];
-        uint64_t used = atomic_load_explicit(&chunk->used, memory_order_relaxed);
-        if (used > chunk->key) {
-            chunk->key = used;
-            sift_down(1, chunk);
-            continue;
-        }
-        heap_remove(chunk);
-        if (!expected(chunk) && begin_unregister(chunk)) {
-            found = chunk;
-        } else {
-            chunk->aside = aside;
-            aside = chunk;
-        }
-    }
-    for (; aside; aside = aside->aside)
-        sift_up(++registrar.heap_count, aside);
-    return found;
-}
-
 /* ---- the driver ---- */
 
 /* With the lock held: no attempts for a while, so that a driver that refuses costs little. */
@@ -233,7 +130,7 @@ static bool driver_register(struct tp_chunk *chunk, struct tp_gpu *gpu, bool on_
     atomic_store_explicit(&chunk->unused, on_trust, memory_order_relaxed);
     atomic_fetch_add_explicit(&registrar.unused, on_trust, memory_order_relaxed);
     atomic_store_explicit(&chunk->moved, 0, memory_order_relaxed);
-    heap_add(chunk);
+    tp_order_add(chunk);
     tp_count(TP_REGISTRATIONS, 1);
     tp_count(TP_REGISTERED_BYTES, bytes);
     return true;
@@ -258,7 +155,7 @@ static bool driver_unregister(struct tp_chunk *chunk) {
         set_state(chunk, TP_CHUNK_UNREGISTERING, TP_CHUNK_PLAIN);
     } else {
         failed("cuMemHostUnregister", bytes, result);
-        heap_add(chunk);
+        tp_order_add(chunk);
         set_state(chunk, TP_CHUNK_UNREGISTERING, TP_CHUNK_REGISTERED);
     }
     pthread_cond_broadcast(&registrar.changed);
@@ -322,7 +219,7 @@ static bool within_limit(uint64_t more) {
 /* With the lock held, which is let go meanwhile: chunks make way until the limit is kept. */
 static enum outcome make_room(bool evict) {
     while (!within_limit(0)) {
-        struct tp_chunk *victim = evict ? least_used() : NULL;
+        struct tp_chunk *victim = evict ? tp_order_take_least() : NULL;
         if (!victim)
             return FULL;
         learn_waste(victim);
@@ -353,7 +250,7 @@ static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu, b
     set_state(chunk, TP_CHUNK_PLAIN, TP_CHUNK_REGISTERING);
     registrar.under_way++;
     registrar.bytes += bytes;
-    enum outcome outcome = heap_reserve() ? make_room(evict) : REFUSED;
+    enum outcome outcome = tp_order_reserve(registrar.under_way) ? make_room(evict) : REFUSED;
     if (outcome == READY && !driver_register(chunk, gpu, on_trust))
         outcome = REFUSED;
     if (outcome != READY)
@@ -542,16 +439,16 @@ static bool let_go(struct tp_chunks *chunks, struct tp_chunk *chunk) {
     uint64_t bytes;
     if (state == TP_CHUNK_PLAIN)
         return true;
-    if (state != TP_CHUNK_REGISTERED || !begin_unregister(chunk))
+    if (state != TP_CHUNK_REGISTERED || !tp_order_begin_end(chunk))
         return false;
-    heap_remove(chunk);
+    tp_order_remove(chunk);
     tp_registrar_used(chunk); /* or never */
     if (driver_unregister(chunk))
         return true;
     /* It is the driver's for good, and no part of what can make way. */
     chunks->stuck = true;
     (void)tp_chunk_range(chunk, &bytes);
-    heap_remove(chunk);
+    tp_order_remove(chunk);
     set_state(chunk, TP_CHUNK_REGISTERED, TP_CHUNK_PLAIN);
     registrar.bytes -= bytes;
     tp_count(TP_REGISTERED_BYTES, -bytes);
