@@ -292,23 +292,33 @@ static void release_ops(struct tp_device_group *group) {
     group->op_count = 0;
 }
 
-int tp_device_reserve(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
-                      uint32_t count) {
+/* The group that goes this way, with room for `count` copies more. */
+static int reserve(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                   uint32_t count, struct tp_device_group **ret_group) {
     if (!tp_gpu_get(device))
         return -ENODEV;
     struct tp_device_group *group = find_group(job, device, to_device, host_mapped);
     if (!group)
         return -ENOSPC;
-    return reserve_ops(group, count) ? 0 : -ENOMEM;
+    if (!reserve_ops(group, count))
+        return -ENOMEM;
+    *ret_group = group;
+    return 0;
+}
+
+int tp_device_reserve(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                      uint32_t count) {
+    struct tp_device_group *group = NULL;
+    return reserve(job, device, to_device, host_mapped, count, &group);
 }
 
 int tp_device_add_chunk(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
                         struct tp_chunk *chunk, void *to, const void *from, size_t bytes,
                         uint8_t *ret_group) {
-    int error = tp_device_reserve(job, device, to_device, host_mapped, 1);
+    struct tp_device_group *group = NULL;
+    int error = reserve(job, device, to_device, host_mapped, 1, &group);
     if (error)
         return error;
-    struct tp_device_group *group = find_group(job, device, to_device, host_mapped);
     uint32_t index = (uint32_t)(group - job->groups);
     append(group, chunk, to, from, bytes);
     if (index == job->group_count)
