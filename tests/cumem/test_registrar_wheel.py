@@ -92,7 +92,7 @@ def test_a_store_on_memfd_without_a_limit(host):  # noqa: F811
     seen, process, store = run(host, "memfd")
     assert seen["register_evictions"] == 0
     assert seen["registered_bytes"] >= 78 << 20
-    assert seen["register_hits"] > 10 * seen["register_misses"]
+    assert seen["register_hits"] > seen["register_misses"]
     text = subprocess.run([BUILD / "tidepool", "status", str(host.directory)], capture_output=True, text=True).stdout
     assert f": {seen['register_hits']} copies found it so, {seen['register_misses']} not;" in text, text
     end_well(host, process, store)
