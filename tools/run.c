@@ -214,7 +214,8 @@ static bool preloads(const char *value, const char *path) {
 
 /* ld.so splits LD_PRELOAD at spaces and colons and expands $ORIGIN and its like: there is no way to
  * quote. */
-static int add_preload(struct assignments *set, const struct options *options) {
+static int add_preload(struct assignments *set, const struct options *options,
+                       char ret_library[static PATH_MAX]) {
     char found[PATH_MAX];
     char looked[4 * PATH_MAX] = "";
     const char *before = getenv("LD_PRELOAD");
@@ -242,7 +243,23 @@ static int add_preload(struct assignments *set, const struct options *options) {
         return -ENOMEM;
     }
     assign(set, "LD_PRELOAD", value);
+    memcpy(ret_library, found, strlen(found) + 1);
     return 0;
+}
+
+/* MC_TENT_PLATFORM=cpu: modules built for CUDA load, also where there is none. */
+static int add_stand_ins(struct assignments *set, const char *library) {
+    const char *platform = getenv("MC_TENT_PLATFORM");
+    char *path = NULL;
+
+    if (!platform || strcmp(platform, "cpu") != 0) {
+        return 0;
+    }
+    int result = tool_stand_ins(library, &path);
+    if (path) {
+        assign(set, "LD_LIBRARY_PATH", path);
+    }
+    return result;
 }
 
 static int add_store(struct assignments *set, const struct options *options) {
@@ -417,14 +434,16 @@ static int become(const struct assignments *set, char **command) {
 int tool_run(int argc, char **argv) {
     struct options options;
     struct assignments set = {0};
+    char library[PATH_MAX];
     int status = parse_options(argc, argv, &options);
 
     if (status) {
         return status - 1;
     }
     status = TOOL_RUN_REFUSED;
-    if (check_options(&options) || add_preload(&set, &options) || add_store(&set, &options) ||
-        add_engine(&set, &options) || check_result(&set, &options)) {
+    if (check_options(&options) || add_preload(&set, &options, library) ||
+        add_stand_ins(&set, library) || add_store(&set, &options) || add_engine(&set, &options) ||
+        check_result(&set, &options)) {
         goto out;
     }
     if (options.print) {
