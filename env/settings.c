@@ -58,7 +58,10 @@ const struct tp_setting tp_settings[] = {
      "Both: two processes share a host when the kernel's boot_id is equal, whatever "
      "/etc/machine-id says.",
      true},
-    {"MC_TENT_PLATFORM", "cpu", "not set", "Store: keep it off the CUDA runtime.", false},
+    {"MC_TENT_PLATFORM", "cpu", "not set",
+     "Store: keep it off the CUDA runtime. It makes no context, and with tidepool run it starts in "
+     "a container without CUDA's libraries.",
+     true},
     {"MOONCAKE_STORE_BACKEND", "not rs", "not set",
      "Mooncake's: its Rust store has no border that Tidepool could serve.", true},
     {"TIDEPOOL_ALLOW_UIDS", "at most 32 user ids such as 1000,1001", "none",

@@ -109,6 +109,19 @@ static int check_huge(const struct tp_config *config, const struct tp_need *need
     return wait_for_pages(config, need, page_bytes);
 }
 
+/* Mooncake asks for huge pages of its own; the mount's are what a segment in it gets. */
+static void say_pages(const struct tp_config *config, const struct tp_backing *backing) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    uint64_t asked = config->store.hugepage_bytes;
+    if (asked == 0 || asked == backing->page_bytes)
+        return;
+    tp_log_once(&said, TP_LOG_WARN,
+                "MC_STORE_USE_HUGEPAGE asks for pages of %" PRIu64
+                " KiB, and those of MC_STORE_SHM_SEGMENT_DIR=%s are of %" PRIu64
+                " KiB: the directory wins",
+                asked >> 10, config->store.segment_dir, backing->page_bytes >> 10);
+}
+
 static int look_at_mount(const struct tp_config *config, const struct tp_need *need, int dir_fd,
                          struct tp_backing *backing) {
     const char *path = config->store.segment_dir;
@@ -123,6 +136,7 @@ static int look_at_mount(const struct tp_config *config, const struct tp_need *n
         backing->page_bytes = (uint64_t)mount.f_bsize;
         backing->hugetlb = true;
         snprintf(backing->detail, sizeof backing->detail, "hugetlbfs %.50s", path);
+        say_pages(config, backing);
         int result = check_huge(config, need, backing->page_bytes);
         return result < 0 ? result : check_mount(config, need, &mount, backing->page_bytes);
     }
@@ -130,6 +144,7 @@ static int look_at_mount(const struct tp_config *config, const struct tp_need *n
         backing->page_bytes = SMALL_PAGE;
         backing->advise_thp = true; /* acts on mounts with huge=advise */
         snprintf(backing->detail, sizeof backing->detail, "tmpfs %.50s", path);
+        say_pages(config, backing);
         if (need->address % SMALL_PAGE == 0)
             return check_mount(config, need, &mount, SMALL_PAGE);
         tp_log(TP_LOG_ERROR, "segment at %#" PRIx64 " is not aligned to 4096 bytes: not shared",

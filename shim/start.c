@@ -7,6 +7,7 @@
 
 #include "env/stats.h"
 #include "segment/segment.h"
+#include "shim/overlays.h"
 #include "transport/transport.h"
 
 #include <pthread.h>
@@ -36,6 +37,7 @@ static void start(void) {
     uint32_t roles = 0;
 
     tp_fork_guard();
+    tp_modes_say(config);
     if (config->store.half == TP_HALF_ON) {
         roles |= TP_ROLE_STORE;
     }
