@@ -52,9 +52,14 @@ static bool hugepages_possible(const struct tp_config *config, const struct tp_n
     return false;
 }
 
+static uint64_t memfd_page_bytes(const struct tp_config *config) {
+    uint64_t huge = config->store.hugepage_bytes ? config->store.hugepage_bytes : HUGE_PAGE;
+    return config->store.hugepages ? huge : SMALL_PAGE;
+}
+
 static int memfd_open(const struct tp_config *config, const struct tp_need *need,
                       struct tp_backing *ret_backing) {
-    uint64_t huge_bytes = config->store.hugepage_bytes ? config->store.hugepage_bytes : HUGE_PAGE;
+    uint64_t huge_bytes = memfd_page_bytes(config);
     bool huge = config->store.hugepages && hugepages_possible(config, need, huge_bytes);
     *ret_backing = (struct tp_backing){.ops = &tp_backing_memfd,
                                        .page_bytes = huge ? huge_bytes : SMALL_PAGE,
@@ -111,6 +116,7 @@ static void memfd_close(struct tp_backing *backing) {
 
 const struct tp_backing_ops tp_backing_memfd = {
     .wire_kind = TP_WIRE_MMAP,
+    .page_bytes = memfd_page_bytes,
     .open = memfd_open,
     .create = memfd_create_piece,
     .close = memfd_close,

@@ -13,7 +13,6 @@
 #include "env/env.h"
 #include "segment/segment.h"
 #include "shim/hooks.h"
-#include "shim/hooks_libc.h"
 #include "shim/modules.h"
 #include "shim/overlays.h"
 #include "shim/start.h"
@@ -87,7 +86,7 @@ static size_t round_up(size_t bytes, size_t unit) {
 }
 
 /* Private memory at an address that is a multiple of `alignment`; nothing of it is resident. */
-static void *reserve(size_t bytes, size_t alignment) {
+static void *reserve(void *unused, size_t alignment, size_t bytes) {
     size_t whole = bytes + alignment;
     char *start = mmap(NULL, whole, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -101,31 +100,15 @@ static void *reserve(size_t bytes, size_t alignment) {
         (void)munmap(start, (size_t)(first - start));
     }
     (void)munmap(first + bytes, whole - (size_t)(first - start) - bytes);
+    if (!remember(first, bytes)) {
+        (void)munmap(first, bytes);
+        return NULL;
+    }
     return first;
 }
 
-static void *lay_over(const struct wish *wish, const struct tp_config *config) {
-    /* The pages of a hugetlbfs mount may be larger than those that Mooncake asks for. */
-    bool files = config->store.kind == TP_SEGMENT_FILES;
-    size_t alignment = files                          ? LARGEST_PAGE
-                       : wish->page_bytes > HUGE_PAGE ? wish->page_bytes
-                                                      : HUGE_PAGE;
-    char *address = reserve(wish->bytes, alignment);
-
-    if (!address) {
-        return NULL;
-    }
-    tp_segment_forget(address, wish->bytes);
-    if (tp_segment_overlay(address, wish->bytes, false, config) != 0) {
-        (void)munmap(address, wish->bytes);
-        return NULL;
-    }
-    if (!remember(address, wish->bytes)) {
-        (void)tp_segment_restore(address);
-        (void)munmap(address, wish->bytes);
-        return NULL;
-    }
-    return address;
+static void release(void *unused, void *address) {
+    (void)munmap(address, forget(address));
 }
 
 /* Regions are pieces: the first node gets the first, and so on. */
@@ -147,11 +130,12 @@ static void place(const struct wish *wish, struct tp_store_config *store) {
 }
 
 static void *lay(const struct wish *wish, const struct tp_config *config) {
-    struct tp_config *own = NULL; /* the process's, as this mode wants it */
-    void *address = NULL;
+    const struct tp_allocator next = {.allocate = reserve, .release = release};
+    struct tp_config *own; /* the process's, as this mode wants it */
+    void *address;
 
-    if (config->store.half == TP_HALF_INVALID || tp_server_start(true, config) != 0) {
-        return NULL; /* the line was logged */
+    if (config->store.half == TP_HALF_INVALID) {
+        return NULL; /* its line was logged when it was read */
     }
     own = malloc(sizeof(*own));
     if (!own) {
@@ -163,11 +147,7 @@ static void *lay(const struct wish *wish, const struct tp_config *config) {
         own->store.hugepage_bytes = wish->page_bytes;
     }
     place(wish, &own->store);
-    if (config->store.kind != TP_SEGMENT_CUMEM) {
-        address = lay_over(wish, own);
-    } else if (tp_libc_hooks_reached()) {
-        (void)tp_segment_allocate(wish->bytes, HUGE_PAGE, own, &address);
-    }
+    address = tp_overlays_allocate(&next, HUGE_PAGE, wish->bytes, own);
     free(own);
     return address;
 }
@@ -296,7 +276,7 @@ struct cxx_shared_ptr *tp_hook_pin(struct cxx_shared_ptr *ret, void *self, void 
         return real(ret, self, address, bytes, owner);
     }
     *ret = (struct cxx_shared_ptr){0};
-    if (config && config->pin_memory) {
+    if (config && config->store.pins_segments) {
         tp_log_once(&said, TP_LOG_WARN, "MC_STORE_PIN_MEMORY_MAX_BYTES is not followed: %s",
                     cumem ? "segments of MC_STORE_CUMEM_SOCKET_DIR are pinned as they are"
                           : "pinning would make a CUDA context, and MC_TENT_PLATFORM=cpu wins");

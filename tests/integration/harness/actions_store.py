@@ -9,11 +9,20 @@ import numpy as np
 from .memory import Buffer, bytes_at, random_bytes
 
 
-def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", metadata="P2PHANDSHAKE"):
+def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", metadata="P2PHANDSHAKE", **more):
+    """`more`: what some wheels take besides, such as enable_ssd_offload."""
     from mooncake.store import MooncakeDistributedStore
 
     w.store = MooncakeDistributedStore()
-    return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master)
+    return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master, **more)
+
+
+def setup_dummy(w, server, pool_bytes=64 << 20, local_bytes=16 << 20):
+    """A client without an engine of its own: mooncake_client at `server` does its transfers."""
+    from mooncake.store import MooncakeDistributedStore
+
+    w.store = MooncakeDistributedStore()
+    return w.store.setup_dummy(pool_bytes, local_bytes, server)
 
 
 def close(w):
@@ -39,6 +48,15 @@ def replicas(w, key):
         }
         found.append(values)
     return found
+
+
+def replica_kinds(w, keys):
+    """Where replicas of each key lie: "memory" for memory, "disk" for a store's own disk."""
+    kinds = {"memory": "is_memory_replica", "disk": "is_local_disk_replica"}
+    return [
+        sorted({kind for replica in w.store.get_replica_desc(key) for kind, ask in kinds.items() if getattr(replica, ask)()})
+        for key in keys
+    ]
 
 
 # ---- every way to put. Each takes keys and buffers and returns Mooncake's results, one a key.
@@ -298,6 +316,19 @@ def read_keys(w, keys, sizes, seed, way="batch_get_into", offset=0):
     bad = wrong(buffers, sizes, seed)
     drop_buffers(w, buffers)
     return {"results": results, "wrong": bad}
+
+
+def write_plain(w, keys, sizes, seed):
+    """Put random objects by value: for clients that cannot register memory of their own."""
+    return [w.store.put(key, random_bytes(size, seed + index).tobytes()) for index, (key, size) in enumerate(zip(keys, sizes))]
+
+
+def read_plain(w, keys, sizes, seed):
+    """The keys whose values are not what this seed made."""
+    values = [w.store.get(key) for key in keys]
+    return [
+        key for index, key in enumerate(keys) if values[index] != random_bytes(sizes[index], seed + index).tobytes()
+    ]
 
 
 def write_replicated(w, keys, sizes, seed, replica_num):
