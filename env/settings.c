@@ -63,6 +63,14 @@ const struct tp_setting tp_settings[] = {
      true},
     {"MOONCAKE_STORE_BACKEND", "not rs", "not set",
      "Mooncake's: its Rust store has no border that Tidepool could serve.", true},
+    {"MC_FORCE_SHM", "anything", "not set",
+     "Mooncake's: its own shared memory does not reach a store's segments; Tidepool's path is used "
+     "all the same.",
+     true},
+    {"MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES", "bytes", "not set",
+     "Mooncake's: memory of the CUDA runtime, which makes a context also under "
+     "MC_TENT_PLATFORM=cpu.",
+     true},
     {"TIDEPOOL_ALLOW_UIDS", "at most 32 user ids such as 1000,1001", "none",
      "Both: peers and directory owners accepted besides root and our own user.", true},
     {"TIDEPOOL_LOG", "error, warn, info or debug", "warn",
