@@ -220,7 +220,6 @@ def test_a_path_too_long_for_a_socket_works(cluster, tmp_path):
         deep = deep / ("d" * 50)
     deep.mkdir(parents=True, mode=0o700)
     cluster.directory = str(deep)
-    cluster.use_segments("memfd")
     os.chmod(deep, 0o700)
     cluster.store()
     engine = cluster.engine()

@@ -59,6 +59,11 @@ def replica_kinds(w, keys):
     ]
 
 
+def endpoints(w, keys):
+    """In whose memory each key's replicas lie."""
+    return [[replica["transport_endpoint"] for replica in replicas(w, key)] for key in keys]
+
+
 # ---- every way to put. Each takes keys and buffers and returns Mooncake's results, one a key.
 
 
@@ -329,6 +334,14 @@ def read_plain(w, keys, sizes, seed):
     return [
         key for index, key in enumerate(keys) if values[index] != random_bytes(sizes[index], seed + index).tobytes()
     ]
+
+
+def get_sizes(w, keys, sizes, way="batch_get_into"):
+    """How much Mooncake says it read of each."""
+    buffers = make_buffers(w, sizes)
+    results = GETS[way](w, keys, buffers)
+    drop_buffers(w, buffers)
+    return results
 
 
 def write_replicated(w, keys, sizes, seed, replica_num):

@@ -65,7 +65,7 @@ class Cluster:
         self.cumem = False
         # Processes find the double of the CUDA libraries, whatever segments are made of.
         self.double = False
-        self.segments = {"MC_STORE_SHM_SEGMENT_DIR": "memfd", "TIDEPOOL_SOCKET_DIR": self.directory}
+        self.where = "memfd"
         self.master = None
         self.master_address = None
 
@@ -92,12 +92,15 @@ class Cluster:
 
     def use_segments(self, where):
         """What segments are made of from now on: memfd, a directory, or cumem (on the double of the CUDA libraries)."""
+        self.where = where
         self.cumem = where == "cumem"
         self.double = self.double or self.cumem
-        if self.cumem:
-            self.segments = {"MC_STORE_CUMEM_SOCKET_DIR": self.directory, "MC_STORE_CUMEM_PIECE_BYTES": "64M"}
-        else:
-            self.segments = {"MC_STORE_SHM_SEGMENT_DIR": where, "TIDEPOOL_SOCKET_DIR": self.directory}
+
+    def segments(self):
+        """Read when a process starts: tests put other directories in place of the one they were given."""
+        if self.where == "cumem":
+            return {"MC_STORE_CUMEM_SOCKET_DIR": self.directory, "MC_STORE_CUMEM_PIECE_BYTES": "64M"}
+        return {"MC_STORE_SHM_SEGMENT_DIR": self.where, "TIDEPOOL_SOCKET_DIR": self.directory}
 
     def whole_environment(self, name, environment):
         whole = {**self.wheel.environment(), **environment}
@@ -119,7 +122,7 @@ class Cluster:
         """A process that lends memory. Values of None take a variable away."""
         base = {
             "LD_PRELOAD": self.preload,
-            **self.segments,
+            **self.segments(),
             "TIDEPOOL_LOG": "info",
         }
         return {} if self.stock else self.merged(base, extra)
