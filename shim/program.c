@@ -146,7 +146,7 @@ static int flag_of_command_line(const char *name, char ret_value[static FLAG_BYT
     bool wanted = false; /* the word before was the flag itself */
     int result = -ENOENT;
 
-    while (file && getdelim(&word, &room, '\0', file) > 0) {
+    while (file && getdelim(&word, &room, '\0', file) > 0 && word) {
         const char *value = wanted ? word : NULL;
         wanted = !value && is_flag(word, name, &value) && !value;
         if (value && strlen(value) < FLAG_BYTES) {

@@ -35,11 +35,19 @@ class Program:
                 env=whole, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=die_with_parent,
             )
         cluster.processes.append(self)
-        assert self.popen.stdout.readline().strip() == "0", open(self.log_path).read()[-3000:]
+        first = self.popen.stdout.readline().strip()
+        if first != "0" and cluster.wheel.any_version and "no _ZN" in self.log:
+            pytest.skip("this version's RealClient has other methods")
+        assert first == "0", self.log[-3000:]
 
     @property
     def pid(self):
         return self.popen.pid
+
+    @property
+    def log(self):
+        with open(self.log_path, errors="replace") as file:
+            return file.read()
 
     def tell(self, *words):
         self.popen.stdin.write(" ".join(map(str, words)) + "\n")
