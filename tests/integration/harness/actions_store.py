@@ -421,6 +421,23 @@ def kept_equal(w, one, other):
     return bool(np.array_equal(w.kept[one].bytes, w.kept[other].bytes))
 
 
+def read_for(w, keys, sizes, seed, seconds):
+    """Get the same objects one after the other until the time is over, like hammer."""
+    target = make_buffers(w, [max(sizes)])[0]
+    results, lies = [], 0
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        index = len(results) % len(keys)
+        target.poison()
+        result = w.store.get_into(keys[index], target.address, sizes[index])
+        results.append(result)
+        if result == sizes[index]:
+            lies += not np.array_equal(target.bytes[:result], random_bytes(result, seed + index))
+    drop_buffers(w, [target])
+    good = sum(result > 0 for result in results)
+    return {"count": len(results), "good": good, "lies": lies, "last_good": results[-1] > 0}
+
+
 def hammer(w, key_prefix, size, seconds, seed, every_s=0.0):
     """Put and get one object after the other until the time is over. Returns every result, its time, and how many
     reads returned success with other bytes than were written."""
