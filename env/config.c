@@ -297,6 +297,7 @@ static void parse_engine(const struct tp_parse *parse) {
     const char *socket_dir = tp_parse_variable(parse, "TIDEPOOL_SOCKET_DIR");
 
     engine->device_copy = true;
+    engine->register_ahead_chunks = 8;
     if (conf)
         tp_parse_tent_conf(parse->config, conf);
     if (engine->half == TP_HALF_ON && !engine->socket_dir[0]) {
@@ -316,6 +317,13 @@ static void parse_engine(const struct tp_parse *parse) {
     parse_flag(parse, TP_ENGINE_HALF, "MC_STORE_BATCHED_PUT", &engine->batched_put);
 }
 
+/* An amount of Mooncake's that is not 0. */
+static bool asked_for(const struct tp_parse *parse, const char *name) {
+    const char *value = tp_parse_variable(parse, name);
+
+    return value && strspn(value, " 0") != strlen(value);
+}
+
 /* Settings of Mooncake's own that matter here. A value that is not ours is Mooncake's business: a
  * notice. */
 static void parse_shared(const struct tp_parse *parse) {
@@ -331,12 +339,12 @@ static void parse_shared(const struct tp_parse *parse) {
                         " is left to Mooncake (Tidepool knows only boot_id)",
                         TP_SHOW(machine_id));
     config->platform_cpu = platform && !strcmp(platform, "cpu");
-    if (config->platform_cpu)
-        tp_parse_inactive(config, "MC_TENT_PLATFORM");
-    else if (platform)
+    if (platform && !config->platform_cpu)
         tp_parse_notice(
             config, "MC_TENT_PLATFORM: " TP_SHOWN " is left to Mooncake (Tidepool knows only cpu)",
             TP_SHOW(platform));
+    config->force_shm = tp_parse_variable(parse, "MC_FORCE_SHM") != NULL;
+    config->pinned_restore = asked_for(parse, "MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES");
     if (backend && !strcmp(backend, "rs"))
         tp_parse_wrong(config, TP_STORE_HALF | TP_ENGINE_HALF,
                        "MOONCAKE_STORE_BACKEND: \"rs\" selects a store that Tidepool cannot serve "

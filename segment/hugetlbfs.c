@@ -53,6 +53,19 @@ static int check_address(const char *path, const struct tp_need *need, uint64_t 
     return -EINVAL;
 }
 
+/* Mooncake asks for huge pages of its own; the mount's are what a segment in it gets. */
+static void say_pages(const struct tp_config *config, const struct tp_backing *backing) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    uint64_t asked = config->store.hugepage_bytes;
+    if (asked == 0 || asked == backing->page_bytes)
+        return;
+    tp_log_once(&said, TP_LOG_WARN,
+                "MC_STORE_USE_HUGEPAGE asks for pages of %" PRIu64
+                " KiB, and those of MC_STORE_SHM_SEGMENT_DIR=%s are of %" PRIu64
+                " KiB: the directory wins",
+                asked >> 10, config->store.segment_dir, backing->page_bytes >> 10);
+}
+
 static int look_at_mount(const char *path, int dir_fd, struct tp_backing *backing) {
     struct statfs mount;
     if (fstatfs(dir_fd, &mount) < 0) {
@@ -140,6 +153,7 @@ static int files_open(const struct tp_config *config, const struct tp_need *need
         close(backing.dir_fd);
         return result;
     }
+    say_pages(config, &backing);
     *ret_backing = backing;
     return 0;
 }

@@ -294,17 +294,3 @@ void tp_hook_free_flag(const struct cxx_string *protocol, void *address, uintptr
 void tp_hook_free_dma(const struct cxx_string *protocol, void *address, uintptr_t extra) {
     free_memory(TP_HOOK_free_dma, tp_module_of(CALLER()), protocol, address, extra);
 }
-
-void tp_hook_free_mmap(void *address, size_t bytes) {
-    tp_real_free_mmap real = (tp_real_free_mmap)tp_next(TP_HOOK_free_mmap, tp_module_of(CALLER()));
-
-    if (tp_segment_free(address)) {
-        return;
-    }
-    if (tp_shim_config() && tp_segment_contains(address)) {
-        (void)tp_segment_restore(address);
-    }
-    if (real) {
-        real(address, bytes);
-    }
-}

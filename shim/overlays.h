@@ -51,6 +51,10 @@ void tp_overlays_publish(const void *engine, void *address, const struct tp_conf
 /* Withdraw all that `engine` has published. */
 void tp_overlays_withdraw(const void *engine);
 
+/* Say once, in a line each, what becomes of Mooncake's modes that do not go with ours
+ * (hooks_modes.c). */
+void tp_modes_say(const struct tp_config *config);
+
 /* `engine` is gone: take its overlays away. */
 void tp_overlays_end(const void *engine);
 

@@ -53,6 +53,13 @@ def cluster(wheel, tmp_path, request):
         yield made
 
 
+@pytest.fixture
+def newest(tmp_path, request):
+    """The same on the newest wheel only, for what older ones do not have."""
+    with Cluster(usable(wheels.CUDA13), tmp_path, stock=request.config.getoption("--stock")) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def shared(wheel, tmp_path_factory, request):
     """One store and one engine for all tests of a file that leave them as they were."""

@@ -126,6 +126,7 @@ def test_a_dead_stores_names_are_swept_and_a_live_ones_never(cluster, pool):
     names = set(os.listdir(cluster.directory))
     assert live_names < names and not dead_names & names
     assert not [name for name in names if name.startswith(".tidepool-")]
+    time.sleep(2.5)  # the master forgets the dead store
     engine = cluster.engine()
     cluster.warm(engine, stores=2, size=65536)
     assert live.call(actions.close) == 0

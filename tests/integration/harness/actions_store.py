@@ -468,6 +468,49 @@ def hammer(w, key_prefix, size, seconds, seed, every_s=0.0):
     return {"count": len(results), "good": good, "lies": lies, "longest_s": longest, "last_good": bool(results and results[-1][1] == size)}
 
 
+def same_into(w, keys, buffers, seed, ranges):
+    """Read objects that all hold what this seed makes, in one call. Returns Mooncake's results and the indices that are
+    wrong."""
+    expected = random_bytes(buffers[0].size, seed)
+    for buffer in buffers:
+        buffer.poison()
+    results = read_ranges(w, keys, buffers) if ranges else batch_get_into(w, keys, buffers)
+    bad = [i for i, b in enumerate(buffers) if not b.guards_intact or not np.array_equal(b.bytes, expected)]
+    return {"results": results, "wrong": bad}
+
+
+def read_same(w, keys, size, seed, ranges=False):
+    buffers = make_buffers(w, [size] * len(keys))
+    got = same_into(w, keys, buffers, seed, ranges)
+    drop_buffers(w, buffers)
+    return got
+
+
+def read_on(w, keys, size, seed, seconds, ranges=False):
+    """The same again and again until the time is over. Returns how many calls that were, how often each key failed, and
+    how often one was reported as read and held other bytes."""
+    buffers = make_buffers(w, [size] * len(keys))
+    failed, lies, calls = [0] * len(keys), 0, 0
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        got = same_into(w, keys, buffers, seed, ranges)
+        calls += 1
+        for index, result in enumerate(got["results"]):
+            failed[index] += result != size
+            lies += result == size and index in got["wrong"]
+    drop_buffers(w, buffers)
+    return {"calls": calls, "failed": failed, "lies": lies}
+
+
+def read_ranges(w, keys, buffers):
+    """One call for all keys, two ranges a key: one batch holds them all."""
+    halves = [[(0, b.size // 2), (b.size // 2, b.size - b.size // 2)] for b in buffers]
+    starts = [[[start for start, _ in parts]] for parts in halves]
+    sizes = [[[size for _, size in parts]] for parts in halves]
+    got = w.store.get_into_ranges([b.address for b in buffers], [[key] for key in keys], starts, starts, sizes)
+    return [sum(found[0]) if min(found[0], default=-1) >= 0 else min(found[0], default=-1) for found in got]
+
+
 def exists(w, keys):
     return w.store.batch_is_exist(keys)
 
