@@ -76,6 +76,15 @@ const struct tp_setting tp_settings[] = {
      "Mooncake's: memory of the CUDA runtime, which makes a context also under "
      "MC_TENT_PLATFORM=cpu.",
      true},
+    {"MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES", "bytes", "1342177280",
+     "Mooncake's: the size of the SSD tier's restore buffer, by which it is known.", true},
+    {"MOONCAKE_OFFLOAD_USE_URING", "true or false", "MOONCAKE_USE_URING",
+     "Mooncake's: the SSD tier reads with io_uring; beside CUDA segments its buffer is a memfd "
+     "then.",
+     true},
+    {"MOONCAKE_USE_URING", "true or false", "false", "Mooncake's: the same.", true},
+    {"MC_STORE_PIN_MEMORY_MAX_BYTES", "bytes", "0",
+     "Mooncake's: memory that it pins before it registers it is not mapped over.", true},
     {"TIDEPOOL_ALLOW_UIDS", "at most 32 user ids such as 1000,1001", "none",
      "Both: peers and directory owners accepted besides root and our own user.", true},
     {"TIDEPOOL_LOG", "error, warn, info or debug", "warn",

@@ -40,7 +40,7 @@ static unsigned long type_of(const struct statfs *mount) {
 /* Mappings begin at whole pages. The shim allocates so that they do; memory that it has not seen
  * allocated may not. */
 static int check_address(const char *path, const struct tp_need *need, uint64_t page_bytes) {
-    if (need->address % page_bytes == 0)
+    if (page_bytes > 0 && need->address % page_bytes == 0)
         return 0;
     tp_log(
         TP_LOG_ERROR,
