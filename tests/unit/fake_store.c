@@ -127,15 +127,38 @@ static void serve(const struct fake *fake) {
     }
 }
 
+/* A file without a name. /tmp may be a tmpfs, the program's own folder hardly is. */
+static int make_file(const char *directory) {
+    int fd = open(directory, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    return fd;
+}
+
+static int make_piece(enum fake_manner manner) {
+    if (manner == FAKE_DISK_FILE)
+        return make_file(".");
+    if (manner == FAKE_TMPFS_FILE)
+        return make_file("/dev/shm");
+    int fd =
+        memfd_create("fake", MFD_CLOEXEC | (manner == FAKE_UNSEALABLE ? 0 : MFD_ALLOW_SEALING));
+    CHECK(fd >= 0);
+    return fd;
+}
+
+static bool seals(enum fake_manner manner) {
+    return manner != FAKE_UNSEALED && manner != FAKE_UNSEALABLE && manner != FAKE_DISK_FILE &&
+           manner != FAKE_TMPFS_FILE;
+}
+
 static void make_memory(struct fake *fake, struct fake_store *store) {
     store->memory = mmap(NULL, store->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(store->memory != MAP_FAILED);
     for (uint32_t i = 0; i < store->pieces; i++) {
         uint64_t bytes = tp_wire_piece_bytes(&fake->segment, i);
         uint64_t real = fake->options.manner == FAKE_SMALL_PIECE ? bytes - 4096 : bytes;
-        fake->fds[i] = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        CHECK(fake->fds[i] >= 0 && ftruncate(fake->fds[i], (off_t)real) == 0);
-        if (fake->options.manner != FAKE_UNSEALED)
+        fake->fds[i] = make_piece(fake->options.manner);
+        CHECK(ftruncate(fake->fds[i], (off_t)real) == 0);
+        if (seals(fake->options.manner))
             CHECK(fcntl(fake->fds[i], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
         CHECK(mmap(store->memory + i * store->piece_bytes, real, PROT_READ | PROT_WRITE,
                    MAP_SHARED | MAP_FIXED, fake->fds[i], 0) != MAP_FAILED);
