@@ -238,7 +238,7 @@ static void link_ended(unsigned index, enum tp_link_end end, uint64_t now) {
         struct store *store = &finder.stores[i];
         if (store->state != STORE_LINKED || store->link != index)
             continue;
-        if (link->state == TP_LINK_OPEN)
+        if (link->state == TP_LINK_OPEN && end != TP_LINK_SILENT)
             store->failures = 0;
         store_failed(store, end, now);
     }

@@ -360,6 +360,14 @@ enum tp_link_end tp_link_read(struct tp_link *link, const struct tp_link_self *s
                 "on the whole host");
             return TP_LINK_REFUSED;
         }
+        if (error == -EMFILE) {
+            static atomic_flag said = ATOMIC_FLAG_INIT;
+            tp_log_once(&said, TP_LOG_WARN,
+                        "out of file descriptors (ulimit -n): the memory of store %s cannot be "
+                        "mapped; its transfers are left to Mooncake until it can",
+                        link->name ? link->name->text : "");
+            return TP_LINK_SILENT;
+        }
         if (error)
             return TP_LINK_EOF;
         enum tp_link_end end = handle(link, &message, fds, fd_count, self);

@@ -48,6 +48,30 @@ static void say(int fd, struct tp_msg *message, const int *fds, unsigned count) 
     (void)tp_wire_send(fd, message, fds, count);
 }
 
+/* What a store says that was set up many times in its process: a name each time, the last counts.
+ */
+static void say_names(const struct fake *fake, int client, unsigned count) {
+    for (unsigned i = 1; i <= count; i++) {
+        struct tp_msg message = {.type = TP_MSG_NAME};
+        char *name = message.body.name.name;
+        int used = snprintf(name, 128, "%s", fake->options.name);
+        if (i < count)
+            snprintf(name + used, 16, "-%u", i);
+        say(client, &message, NULL, 0);
+    }
+}
+
+/* true: this client was turned away. */
+static bool turned_away(const struct fake *fake, int client) {
+    static unsigned refused;
+    if (fake->options.manner != FAKE_FULL || refused == 2)
+        return false;
+    struct tp_msg message = {.type = TP_MSG_REFUSED, .body.refused.reason = TP_REFUSED_FULL};
+    refused++;
+    say(client, &message, NULL, 0);
+    return true;
+}
+
 static void greet(const struct fake *fake, int client) {
     struct tp_msg message = {.type = TP_MSG_WELCOME};
     memcpy(message.body.welcome.instance, fake->instance, 16);
@@ -58,9 +82,10 @@ static void greet(const struct fake *fake, int client) {
     if (fake->options.manner == FAKE_OTHER_HOST)
         message.body.welcome.identity[0] ^= 1;
     say(client, &message, NULL, 0);
-    message = (struct tp_msg){.type = TP_MSG_NAME};
-    snprintf(message.body.name.name, sizeof(message.body.name.name), "%s", fake->options.name);
-    say(client, &message, NULL, 0);
+    if (fake->options.manner == FAKE_RENAMES || fake->options.manner == FAKE_NAME_FLOOD)
+        say_names(fake, client, fake->options.manner == FAKE_RENAMES ? 64 : 66);
+    else
+        say_names(fake, client, 1);
     message = (struct tp_msg){.type = TP_MSG_SEGMENT, .body.segment = fake->segment};
     if (fake->options.manner == FAKE_BAD_SEGMENT)
         message.body.segment.bytes = UINT64_MAX;
@@ -83,7 +108,7 @@ static void answer(const struct fake *fake, int client, const struct tp_msg *mes
         } else if (manner == FAKE_EARLY) {
             struct tp_msg early = {.type = TP_MSG_SEGMENT, .body.segment = fake->segment};
             say(client, &early, NULL, 0);
-        } else if (manner != FAKE_SILENT) {
+        } else if (manner != FAKE_SILENT && !turned_away(fake, client)) {
             greet(fake, client);
         }
         return;
@@ -94,6 +119,10 @@ static void answer(const struct fake *fake, int client, const struct tp_msg *mes
     struct tp_msg pieces = {.type = TP_MSG_PIECES, .body.pieces = want};
     CHECK(want.first + want.count <= fake->segment.piece_count);
     say(client, &pieces, fake->fds + want.first, want.count);
+    if (manner == FAKE_RENAMES) {
+        usleep(3200000);
+        say_names(fake, client, 3);
+    }
     if (manner == FAKE_GONE) {
         usleep(200000);
         struct tp_msg gone = {.type = TP_MSG_GONE, .body.gone = {fake->segment.segment_id}};

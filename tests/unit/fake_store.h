@@ -30,6 +30,9 @@ enum fake_manner {
     FAKE_BAD_SEGMENT,    /* numbers that cannot be */
     FAKE_NOISE,          /* random bytes */
     FAKE_EARLY,          /* SEGMENT before WELCOME */
+    FAKE_FULL,           /* refuses the first two as it is full, then is good */
+    FAKE_RENAMES,        /* as many names as are free, then later one for each second */
+    FAKE_NAME_FLOOD,     /* more names than anybody needs */
     FAKE_GONE,           /* withdraws its segment 200 ms after the pieces went */
 };
 
