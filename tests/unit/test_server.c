@@ -202,6 +202,30 @@ Test(server, garbage_ends_the_connection_that_sent_it) {
     end_store(&store);
 }
 
+/* At once: a connection that only says nothing useful ends after TP_WIRE_HELLO_MS, or never. */
+Test(server, every_message_out_of_turn_ends_the_connection_at_once) {
+    struct store store = start_store();
+    uint64_t misbehaved = 0;
+    for (uint16_t type = TP_MSG_HELLO; type <= TP_MSG_GONE; type++) {
+        for (int attached = 0; attached < 2; attached++) {
+            struct tp_msg message = want_of(1, 0, 1);
+            int null_fd = 0;
+            unsigned fds = type == TP_MSG_PAGE || type == TP_MSG_PIECES ? 1 : 0;
+            if (type == (attached ? TP_MSG_WANT : TP_MSG_HELLO))
+                continue;
+            int fd = attached ? bench_attach(store.config) : bench_connect(store.config, 's');
+            message.type = type;
+            cr_assert_eq(tp_wire_send(fd, &message, &null_fd, fds), 0);
+            cr_assert(bench_ended(fd, TP_WIRE_HELLO_MS / 2), "type %u, attached %d", type,
+                      attached);
+            close(fd);
+            misbehaved++;
+        }
+    }
+    cr_assert_eq(counted(TP_CLIENTS_MISBEHAVED), misbehaved);
+    end_store(&store);
+}
+
 Test(server, wrong_wants_and_purposes) {
     struct store store = start_store();
     struct tp_msg segment;
