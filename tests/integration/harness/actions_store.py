@@ -19,8 +19,18 @@ def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", me
 def close(w):
     result = w.store.close()
     w.store = None
-    w.kept.clear()
+    w.kept = {name: kept for name, kept in w.kept.items() if name == "aside"}
     return result
+
+
+def set_aside(w):
+    """Another store client is set up next in this process; this one stays."""
+    w.kept["aside"] = w.store
+    w.store = None
+
+
+def take_back(w):
+    w.store = w.kept.pop("aside")
 
 
 def names(w):
