@@ -457,8 +457,9 @@ int tp_peer_start(const struct tp_config *config) {
     if (!error)
         error = tp_thread_start("tidepool-peer", run, NULL, &finder.thread);
     if (error) {
+        bool no_proc = error == -ENOENT && access("/proc/self", F_OK) != 0;
         tp_log(TP_LOG_ERROR, "cannot look for stores in %s: %s; transfers go through Mooncake",
-               config->engine.socket_dir, strerror(-error));
+               config->engine.socket_dir, no_proc ? "/proc is not mounted" : strerror(-error));
         close_fds();
         return error;
     }
