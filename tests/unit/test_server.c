@@ -383,6 +383,33 @@ Test(server, two_hundred_silent_connections_keep_nobody_out) {
     end_store(&store);
 }
 
+/* All have connected and spoken before the server looks: none of them is a silent one. */
+Test(server, sixty_engines_that_start_at_once_are_all_heard) {
+    enum { ENGINES = 60 };
+    struct store store = start_store();
+    pid_t server = getpid();
+    pid_t child = bench_fork();
+    if (child == 0) {
+        struct tp_msg message;
+        int fds[ENGINES];
+        (void)kill(server, SIGSTOP);
+        for (unsigned i = 0; i < ENGINES; i++) {
+            fds[i] = bench_connect(store.config, 's');
+            bench_hello(fds[i], TP_PURPOSE_ATTACH, NULL);
+        }
+        (void)kill(server, SIGCONT);
+        for (unsigned i = 0; i < ENGINES; i++)
+            bench_expect(fds[i], TP_MSG_WELCOME, &message);
+        _exit(0);
+    }
+    int status;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    cr_assert_eq(counted(TP_CLIENTS_ACCEPTED), ENGINES);
+    cr_assert_eq(counted(TP_CLIENTS_MISBEHAVED), 0);
+    end_store(&store);
+}
+
 Test(server, no_more_clients_than_it_takes) {
     struct store store = start_store();
     int attached[64];
