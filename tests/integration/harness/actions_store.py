@@ -414,7 +414,8 @@ def hammer(w, key_prefix, size, seconds, seed, every_s=0.0):
             time.sleep(every_s)
     drop_buffers(w, [source, target])
     good = sum(r[0] == 0 and r[1] == size for r in results)
-    return {"count": len(results), "good": good, "lies": lies, "longest_s": longest, "last_good": bool(results and results[-1][1] == size)}
+    bad = [r[:2] for r in results if r[0] != 0 or r[1] != size][:5]
+    return {"count": len(results), "good": good, "bad": bad, "lies": lies, "longest_s": longest, "last_good": bool(results and results[-1][1] == size)}
 
 
 def exists(w, keys):
