@@ -62,7 +62,15 @@ def served_as_before(cluster, fds):
 
     status.until(lambda: len(cluster.counters(engine).peers) == 1, "the engine knows the one store that lives", 5)
     status.until(lambda: max(held().values()) <= 2, held, 5)
-    status.until(lambda: engine.call(actions.write_keys, keys=["a"], sizes=[MIB], seed=1) == [0], "Mooncake forgets the dead")
+    # Mooncake goes on to place objects on stores that are dead until their time to live is over.
+    keys = [f"after-{index}" for index in range(24)]
+
+    def all_written():
+        results = engine.call(actions.write_keys, keys=keys, sizes=[4096] * len(keys), seed=1)
+        engine.call(actions.remove_all)
+        return not any(results)
+
+    status.until(all_written, "Mooncake forgets the dead", 20)
     cluster.warm(cluster.engine("late"))
 
 
