@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "scratch.h"
 #include "segment/wire.h"
 
 #define CHECK(condition)                                                                           \
@@ -40,7 +41,7 @@ struct tp_config *fake_config(void) {
     config->engine.copy_threads = 1;
     config->boot_id_only = true;
     snprintf(config->engine.socket_dir, sizeof(config->engine.socket_dir), "/tmp/tp-peer-XXXXXX");
-    CHECK(mkdtemp(config->engine.socket_dir));
+    CHECK(scratch_directory(config->engine.socket_dir));
     return config;
 }
 
