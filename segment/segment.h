@@ -45,11 +45,16 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
 
 /*
  * Give back memory that tp_segment_allocate has made, whoever asks with whatever function: true
- * when `address` was the start of such a segment, which is gone then (a forked child's stays). Two
- * compares for all other addresses. Neither logs nor allocates; errno is preserved: usable in
- * `free`.
+ * when `address` was the start of such a segment, which is gone then (a forked child's stays). An
+ * overlay that ends with its memory (below) is taken away first: false, the memory is its
+ * allocator's. Two compares for all other addresses. Neither logs nor allocates; errno is
+ * preserved: usable in `free`.
  */
 bool tp_segment_free(void *address);
+
+/* The overlay that starts at `address` ends when tp_segment_free is asked for it: for owners whose
+ * other functions nobody sees. */
+void tp_segment_end_with_free(void *address);
 
 /*
  * Put anonymous memory back in place of the overlay that starts at `address` (contents are lost;

@@ -125,6 +125,38 @@ static bool plain_memory(const struct cxx_string *protocol) {
     return is_text(protocol, "tcp") || is_text(protocol, "rdma") || is_text(protocol, "efa");
 }
 
+/* Memory with addresses of its own, in place of Mooncake's allocation. */
+static void *substitute(size_t alignment, size_t bytes, const struct tp_config *config) {
+    void *address = NULL;
+
+    if (!tp_libc_hooks_reached() || tp_segment_allocate(bytes, alignment, config, &address) != 0) {
+        return NULL;
+    }
+    return address;
+}
+
+void *tp_overlays_allocate(const struct tp_allocator *next, size_t alignment, size_t bytes,
+                           const struct tp_config *config) {
+    /* Before memory is made: a directory that cannot be used is found at once, with a line of its
+     * own. */
+    if (tp_server_start(true, config) != 0) {
+        return NULL;
+    }
+    if (config->store.kind == TP_SEGMENT_CUMEM) {
+        return substitute(alignment, bytes, config);
+    }
+    void *address = next->allocate(next->arg, alignment, bytes);
+    if (!address) {
+        return NULL;
+    }
+    tp_segment_forget(address, bytes);
+    if (tp_segment_overlay(address, bytes, false, config) == 0) {
+        return address;
+    }
+    next->release(next->arg, address);
+    return NULL;
+}
+
 struct allocation {
     enum tp_hook allocate, release;
     struct tp_module *module;
@@ -133,46 +165,35 @@ struct allocation {
     uintptr_t extra;
 };
 
-/* Memory with addresses of its own, in place of Mooncake's allocation. */
-static void *substitute(const struct allocation *call, const struct tp_config *config) {
-    void *address = NULL;
+static void *allocate_next(void *arg, size_t alignment, size_t bytes) {
+    const struct allocation *call = arg;
+    tp_real_allocate_plain real = (tp_real_allocate_plain)tp_next(call->allocate, call->module);
 
-    if (!tp_libc_hooks_reached() ||
-        tp_segment_allocate(call->bytes, call->alignment, config, &address) != 0) {
-        return NULL;
-    }
-    return address;
+    return real ? real(bytes, call->protocol, alignment, call->extra) : NULL;
 }
 
-static void *allocate(const struct allocation *call) {
-    tp_real_allocate_plain real = (tp_real_allocate_plain)tp_next(call->allocate, call->module);
-    const struct tp_config *config = tp_shim_config();
-    bool segment = config && config->store.half != TP_HALF_OFF &&
-                   call->alignment >= SEGMENT_ALIGNMENT && plain_memory(call->protocol);
-
-    if (!real || (segment && config->store.half == TP_HALF_INVALID)) {
-        return NULL; /* setup fails; the configuration's own line says why */
-    }
-    /* Before memory is made: a directory that cannot be used is found at once, with a line of its
-     * own. */
-    if (segment && tp_server_start(true, config) != 0) {
-        return NULL;
-    }
-    if (segment && config->store.kind == TP_SEGMENT_CUMEM) {
-        return substitute(call, config);
-    }
-    void *address = real(call->bytes, call->protocol, call->alignment, call->extra);
-    if (address && segment) {
-        tp_segment_forget(address, call->bytes);
-    }
-    if (!address || !segment || tp_segment_overlay(address, call->bytes, false, config) == 0) {
-        return address;
-    }
+static void release_next(void *arg, void *address) {
+    const struct allocation *call = arg;
     tp_real_free_plain release = (tp_real_free_plain)tp_next(call->release, call->module);
+
     if (release) {
         release(call->protocol, address, call->extra);
     }
-    return NULL;
+}
+
+static void *allocate(struct allocation *call) {
+    const struct tp_config *config = tp_shim_config();
+    bool segment = config && config->store.half != TP_HALF_OFF &&
+                   call->alignment >= SEGMENT_ALIGNMENT && plain_memory(call->protocol);
+    struct tp_allocator next = {allocate_next, release_next, call};
+
+    if (!segment) {
+        return allocate_next(call, call->alignment, call->bytes);
+    }
+    if (config->store.half == TP_HALF_INVALID || !tp_has(call->allocate, call->module)) {
+        return NULL; /* setup fails; the configuration's own line says why */
+    }
+    return tp_overlays_allocate(&next, call->alignment, call->bytes, config);
 }
 
 void *tp_hook_allocate_plain(size_t bytes, const struct cxx_string *protocol, size_t alignment,

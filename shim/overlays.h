@@ -17,6 +17,20 @@
 
 struct tp_config;
 
+/* Mooncake's own way to get memory and to give it back; `arg` is passed to both. */
+struct tp_allocator {
+    void *(*allocate)(void *arg, size_t alignment, size_t bytes);
+    void (*release)(void *arg, void *address);
+    void *arg;
+};
+
+/*
+ * A segment of a store: of `next`'s memory, overlaid, or CUDA memory in its stead. The store half
+ * is on, and its server is started. NULL: one line was logged, and the caller fails the allocation.
+ */
+void *tp_overlays_allocate(const struct tp_allocator *next, size_t alignment, size_t bytes,
+                           const struct tp_config *config);
+
 /*
  * `address` is about to be registered as remotely accessible by a store: make sure that it is
  * overlaid. 0 also for memory that cannot be (it stays Mooncake's); negative when the configuration

@@ -39,7 +39,12 @@ void report_summary(const struct report *report, FILE *out) {
     text_count(out, report->stores, "store");
     (void)fputs(", ", out);
     text_count(out, report->attached_engines, "engine");
-    (void)fprintf(out, " attached, %s through shared memory, %s left to Mooncake",
+    (void)fputs(" attached", out);
+    if (report->pieces) {
+        (void)fprintf(out, " (importing %" PRIu64 "/%" PRIu64 " pieces)", report->pieces_mapped,
+                      report->pieces);
+    }
+    (void)fprintf(out, ", %s through shared memory, %s left to Mooncake",
                   text_bytes(report->read_bytes + report->write_bytes, moved),
                   text_bytes(report->forward_bytes, left));
 }
@@ -120,14 +125,12 @@ static void print_peers(const struct tp_stats_page *page, FILE *out) {
         if (state == TP_SLOT_EMPTY) {
             continue;
         }
-        (void)fprintf(out, "    %s ",
-                      state == TP_SLOT_LIVE       ? "attached to"
-                      : state == TP_SLOT_STARTING ? "attaching to"
-                                                  : "was attached to");
+        (void)fprintf(out, "    %s ", state == TP_SLOT_GONE ? "was attached to" : "attached to");
         print_clean(out, peer->name[0] ? peer->name : "(name not known yet)");
         (void)fputs(" by ", out);
         print_clean(out, peer->path[0] ? peer->path : "shared memory");
-        (void)fprintf(out, ": %u of %u pieces mapped, read %s, wrote %s\n", peer->pieces_mapped,
+        (void)fprintf(out, ": %s%u/%u pieces, read %s, wrote %s\n",
+                      state == TP_SLOT_STARTING ? "importing " : "", peer->pieces_mapped,
                       peer->pieces, text_bytes(atomic_load(&peer->read_bytes), read),
                       text_bytes(atomic_load(&peer->write_bytes), written));
     }

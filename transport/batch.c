@@ -180,7 +180,7 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
         return TP_FALLBACK_NOT_IMPORTED;
     }
     /* Asked after the route: a segment that was mapped meanwhile is then seen by both. */
-    if (device != ON_HOST && !tp_peer_device_access(plan->peer, device))
+    if (device != ON_HOST && !tp_peer_device_access(plan->peer, device, there, request->length))
         return TP_FALLBACK_NOT_IMPORTED;
     /* The copies may run in any order and direction. A process that is its own store has the memory
      * at two addresses. */
@@ -466,21 +466,29 @@ void tp_part_decide(struct tp_part *part) {
     release_peers(part);
 }
 
-static void reap_batch(struct tp_batch *batch) {
-    for (struct tp_part *part = batch->parts; part; part = part->next) {
-        /* Small jobs wake nobody and wait for a poll; one that never comes must not hold a dead
-         * store's memory. */
-        for (unsigned i = 0; i < 4 && part->state == TP_PART_RUNNING; i++) {
-            if (!tp_copy_done(&part->job) && !tp_copy_help(&part->job))
-                break;
-            tp_device_poll(&part->gpu);
-            tp_part_decide(part);
+#define REAP 256 /* batches a round; the peer thread comes again */
+
+/* The peer thread's own: ids of batches whose copies nobody has seen the end of. */
+static uint64_t reap_ids[REAP];
+static unsigned reap_count;
+
+static void note_running(struct tp_batch *batch) {
+    for (const struct tp_part *part = batch->parts; part; part = part->next) {
+        if (part->state == TP_PART_RUNNING && reap_count < REAP) {
+            reap_ids[reap_count++] = batch->id;
+            return;
         }
     }
 }
 
+/* Asks as a caller would, so that no lock is held over the copies and the driver. Small jobs wake
+ * nobody and wait for a poll; one that never comes must not hold a dead store's memory. */
 void tp_batch_reap(void) {
-    tp_shard_visit(reap_batch);
+    struct tp_task_status status;
+    reap_count = 0;
+    tp_shard_visit(note_running);
+    for (unsigned i = 0; i < 4 * reap_count; i++)
+        (void)tp_batch_status(reap_ids[i % reap_count], &status);
 }
 
 static _Thread_local bool gathering;

@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <x86intrin.h>
 
 #include "env/cuda.h"
@@ -33,6 +34,7 @@
 #define WAVE_OPS 4096u
 #define CHUNK_BYTES                                                                                \
     ((size_t)16 << 10)   /* a warp's share: larger copies are cut so that all warps have work */
+#define READY_WAVES 3    /* a direction and method, made before the first copy */
 #define POLL_TICKS 6000u /* about 2 us between queries of one wave */
 
 enum wave_state { WAVE_OPEN, WAVE_SENT, WAVE_ENDING, WAVE_DONE, WAVE_FAILED };
@@ -61,6 +63,8 @@ struct queue {
     struct tp_wave *open;
     struct tp_wave *unused;
     struct tp_wave *_Atomic all; /* ever made: they are never freed */
+    uint64_t opened;             /* counts waves that were opened */
+    uint64_t seen;               /* the flusher's: `opened` when it last found one open */
     _Atomic uint32_t under_way;  /* waves sent whose end nobody has seen */
 };
 
@@ -110,6 +114,8 @@ static struct tp_wave *new_wave(struct queue *queue, struct tp_gpu *gpu) {
         return wave;
     }
     free_ops(wave);
+    if (!wave->event)
+        tp_gpu_give_up(gpu, "no event can be made");
     tp_gpu_event_free(gpu, wave->event);
     free(wave->held);
     free(wave->scratch);
@@ -416,6 +422,7 @@ static struct tp_wave *lock_open_wave(struct queue *queue, struct tp_gpu *gpu) {
         if (queue->open || spare) {
             if (!queue->open) {
                 queue->open = spare;
+                queue->opened++;
             } else if (spare) { /* somebody was faster */
                 spare->next = queue->unused;
                 queue->unused = spare;
@@ -552,30 +559,120 @@ void tp_device_release(struct tp_device_job *job) {
     memset(job, 0, sizeof(*job));
 }
 
-void tp_device_defer_begin(void) {
-    deferring++;
+/* ---- gathering ---- */
+
+/*
+ * A wave that gathers goes out within 2 ms also when its thread neither polls nor ends its bracket.
+ * A thread looks each millisecond, while brackets are opened at all; it sleeps when none was for a
+ * while, so that only the first bracket after a pause costs a system call.
+ */
+#define FLUSH_TICK_NS 1000000
+#define FLUSH_IDLE_TICKS 100u
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    _Atomic uint64_t brackets; /* opened so far */
+    _Atomic bool asleep;
+    bool started;
+} flusher = {.lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER};
+
+/* Take the queue's open wave; `old_only`: when it was open at the last look as well. */
+static struct tp_wave *take_open(struct queue *queue, bool old_only) {
+    pthread_mutex_lock(&queue->lock);
+    struct tp_wave *wave = queue->open;
+    if (wave && old_only && queue->seen != queue->opened) {
+        queue->seen = queue->opened;
+        wave = NULL;
+    }
+    if (wave)
+        queue->open = NULL;
+    pthread_mutex_unlock(&queue->lock);
+    return wave;
 }
 
-/* All that still gathers. */
-static void send_gathering(void) {
+static void flush(bool old_only) {
     int highest = atomic_load(&highest_device);
     for (int device = 0; device <= highest; device++) {
         for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
-            struct queue *queue = &queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS];
-            pthread_mutex_lock(&queue->lock);
-            struct tp_wave *wave = queue->open;
-            queue->open = NULL;
-            pthread_mutex_unlock(&queue->lock);
+            struct tp_wave *wave =
+                take_open(&queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS], old_only);
             if (wave)
                 send_wave(wave);
         }
     }
 }
 
+static void sleep_until_bracket(uint64_t seen) {
+    pthread_mutex_lock(&flusher.lock);
+    /* seq_cst on both sides: either the bracket sees the sleeper, or this sees the bracket. */
+    atomic_store(&flusher.asleep, true);
+    while (atomic_load(&flusher.brackets) == seen)
+        pthread_cond_wait(&flusher.news, &flusher.lock);
+    atomic_store(&flusher.asleep, false);
+    pthread_mutex_unlock(&flusher.lock);
+}
+
+/* Detached, for the life of the process: it holds nothing between two looks. */
+static void *run_flusher(void *arg) {
+    const struct timespec tick = {0, FLUSH_TICK_NS};
+    uint64_t seen = 0;
+    unsigned idle = 0;
+    for (;;) {
+        uint64_t brackets = atomic_load(&flusher.brackets);
+        idle = brackets == seen ? idle + 1 : 0;
+        seen = brackets;
+        if (idle > FLUSH_IDLE_TICKS)
+            sleep_until_bracket(seen);
+        nanosleep(&tick, NULL);
+        flush(true);
+    }
+    return arg;
+}
+
+static void start_flusher(void) {
+    pthread_t thread;
+    pthread_mutex_lock(&flusher.lock);
+    if (!flusher.started && tp_thread_start("tidepool-waves", run_flusher, NULL, &thread) == 0) {
+        flusher.started = true;
+        pthread_detach(thread);
+    }
+    pthread_mutex_unlock(&flusher.lock);
+}
+
+void tp_device_prepare(struct tp_gpu *gpu) {
+    pthread_once(&queues_once, init_queues);
+    start_flusher();
+    for (int i = 0; i < 2 * TP_GPU_METHODS * READY_WAVES; i++) {
+        int way = i / READY_WAVES;
+        struct queue *queue =
+            &queues[tp_gpu_device(gpu)][way / TP_GPU_METHODS][way % TP_GPU_METHODS];
+        if (queue->method == TP_GPU_KERNEL && !tp_gpu_kernel_max(gpu, queue->to_device))
+            continue;
+        struct tp_wave *wave = new_wave(queue, gpu);
+        if (!wave)
+            continue;
+        pthread_mutex_lock(&queue->lock);
+        wave->next = queue->unused;
+        queue->unused = wave;
+        pthread_mutex_unlock(&queue->lock);
+    }
+}
+
+void tp_device_defer_begin(void) {
+    deferring++;
+    atomic_fetch_add(&flusher.brackets, 1);
+    if (!atomic_load(&flusher.asleep) || tp_inert())
+        return;
+    pthread_mutex_lock(&flusher.lock);
+    pthread_cond_signal(&flusher.news);
+    pthread_mutex_unlock(&flusher.lock);
+}
+
 void tp_device_defer_end(void) {
     if (deferring == 0 || --deferring > 0)
         return;
-    send_gathering();
+    flush(false);
 }
 
 /* Look at a wave that nothing of ours refers to: a reference of our own keeps it from being used
@@ -599,7 +696,7 @@ unsigned tp_device_sweep(bool send, unsigned *ret_ended) {
     unsigned ended = 0;
     int highest = atomic_load(&highest_device);
     if (send)
-        send_gathering();
+        flush(false);
     for (int device = 0; device <= highest; device++) {
         for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
             struct queue *queue = &queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS];

@@ -5,8 +5,8 @@
  *
  * It must not know: batches, peers, Mooncake. Copies of one device, direction and method (copy
  * engine or kernel) gather in a wave; a wave goes out as one call when it is full, when somebody
- * asks for one of its copies, or at once unless submits are being deferred. A wave lives until
- * every group that has copies in it has let go.
+ * asks for one of its copies, 2 ms after it was opened, or at once unless submits are being
+ * deferred. A wave lives until every group that has copies in it has let go.
  */
 #ifndef TIDEPOOL_COPY_DEVICE_H
 #define TIDEPOOL_COPY_DEVICE_H
@@ -95,6 +95,11 @@ unsigned tp_device_sweep(bool send, unsigned *ret_ended);
  * the arrays. */
 void tp_device_reset(struct tp_device_job *job);
 void tp_device_release(struct tp_device_job *job);
+
+/* What the first copies of a GPU need (pinned memory, events, and the thread that sends waves out
+ * after a bounded time), made in the background. */
+struct tp_gpu;
+void tp_device_prepare(struct tp_gpu *gpu);
 
 /* Between begin and end, submits of this thread gather in waves; end sends out what has gathered.
  * Nest. */

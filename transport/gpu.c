@@ -170,6 +170,7 @@ static void *run_make(void *arg) {
         atomic_store(&gpus[device].state, GPU_REFUSED);
         return NULL;
     }
+    tp_device_prepare(gpu);
     atomic_store_explicit(&gpus[device].gpu, gpu, memory_order_release);
     tp_calibrate(gpu);
     return NULL;
@@ -204,6 +205,12 @@ struct tp_gpu *tp_gpu_get(int device) {
     if (!gpu)
         tp_gpu_prepare(device);
     return gpu && !atomic_load_explicit(&gpu->lost, memory_order_relaxed) ? gpu : NULL;
+}
+
+void tp_gpu_give_up(struct tp_gpu *gpu, const char *why) {
+    if (!atomic_exchange(&gpu->lost, true))
+        tp_log(TP_LOG_WARN, "GPU %d: %s; its further transfers are left to Mooncake", gpu->device,
+               why);
 }
 
 int tp_gpu_device(const struct tp_gpu *gpu) {

@@ -31,6 +31,9 @@ struct tp_gpu *tp_gpu_get(int device);
  */
 void tp_gpu_prepare(int device);
 
+/* No more copies by this GPU: later requests are Mooncake's. One line says why. */
+void tp_gpu_give_up(struct tp_gpu *gpu, const char *why);
+
 int tp_gpu_device(const struct tp_gpu *gpu);
 
 /* The largest copy that the kernel shall do, for this direction; 0: none. */

@@ -144,13 +144,13 @@ class TorchMemory:
 
 
 class Driver:
-    """libcuda, and the first device's primary context in the thread that asks."""
+    """libcuda, and a device's primary context in the thread that asks."""
 
-    def __init__(self):
+    def __init__(self, device=0):
         self.cuda = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
         self.context = ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
 
     def call(self, name, *arguments):
         result = getattr(self.cuda, name)(*arguments)
@@ -211,24 +211,26 @@ class Worker:
         self.store = self.driver = self.torch = None
         self.shape = self.source = None
         self.targets = []
+        self.device, self.owner = 0, ""
 
-    def hello(self, gpu):
-        """What this process can use: torch, the driver alone, or host memory only."""
-        self.kind = "host"
+    def hello(self, gpu, device=0, owner=""):
+        """What this process can use: torch, the driver alone, or host memory only. Keys begin with `owner`."""
+        self.kind, self.device, self.owner = "host", device, owner
         if gpu:
             try:
                 import torch
 
                 if not torch.cuda.is_available():
                     raise RuntimeError("torch sees no GPU")
+                torch.cuda.set_device(device)
                 torch.zeros(1, device="cuda")
                 torch.cuda.synchronize()
                 self.torch, self.kind = torch, "torch " + torch.__version__
             except Exception as error:
                 print(f"torch is not used: {error!r}", file=sys.stderr)
-                self.driver, self.kind = Driver(), "libcuda"
+                self.driver, self.kind = Driver(device), "libcuda"
                 self.driver.use()
-        name = self.torch.cuda.get_device_name(0) if self.torch else self.kind
+        name = self.torch.cuda.get_device_name(device) if self.torch else self.kind
         return {"kind": self.kind, "device": name, "python": sys.version.split()[0]}
 
     def setup(self, master, segment_bytes, local_bytes):
@@ -282,7 +284,7 @@ class Worker:
         made = []
         for at in range(0, keys, keys_a_call):
             rows = range(at, min(keys, at + keys_a_call))
-            made.append(([f"{self.shape.name}-{row}" for row in rows],
+            made.append(([f"{self.owner}{self.shape.name}-{row}" for row in rows],
                          [[base + offset for offset in self.offsets[row]] for row in rows],
                          [self.shape.parts for _ in rows]))
         return made
@@ -377,12 +379,23 @@ class Worker:
     def remove(self):
         return self.store.remove_all(True)
 
+    def repeat(self, way, keys, keys_a_call, seconds):
+        """Begin and end (CLOCK_MONOTONIC, s) of each put or get within that time; the last one may end later."""
+        spans, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            start = time.monotonic()
+            took = self.put(keys, keys_a_call) if way == "put" else self.get(keys, keys_a_call, "none")["seconds"]
+            spans.append((start, start + took))
+            if way == "put":
+                self.store.remove_by_regex(f"^{self.owner}{self.shape.name}-.*")
+        return spans
+
     def limit(self, host, seconds=0.4):
         """GB/s of the plain copy: pinned blocks through the copy engine, or memcpy in threads."""
         if host or self.kind == "host":
             rate = self.memcpy_limit(seconds)
             return {"put": rate, "get": rate}
-        driver = self.driver or Driver()
+        driver = self.driver or Driver(self.device)
         driver.use()
         pinned, device, stream = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
         driver.call("cuMemAllocHost_v2", ctypes.byref(pinned), ctypes.c_size_t(BLOCK))
@@ -514,8 +527,14 @@ class Process:
                                           stdout=subprocess.PIPE, stderr=log, env=environment, preexec_fn=die_with_parent)
 
     def call(self, do, limit_s=60, **arguments):
+        self.ask(do, **arguments)
+        return self.answer(do, limit_s)
+
+    def ask(self, do, **arguments):
         self.popen.stdin.write((json.dumps({"do": do, "with": arguments}) + "\n").encode())
         self.popen.stdin.flush()
+
+    def answer(self, do, limit_s=60):
         if not select.select([self.popen.stdout], [], [], limit_s)[0]:
             self.popen.kill()
             raise Failure(f"{self.name}: {do} took longer than {limit_s} s\n{self.tail()}")
@@ -611,7 +630,7 @@ class Side:
                 if time.monotonic() > deadline or self.master.poll() is not None:
                     raise Failure(f"{self.name}: the master does not listen") from None
                 time.sleep(0.05)
-        address = f"127.0.0.1:{port}"
+        address = self.master_address = f"127.0.0.1:{port}"
         python = self.options.wheel_python
         store = Process(f"{self.name}-store", python, self.environment(True), self.folder)
         self.processes.append(store)

@@ -61,6 +61,8 @@ void fc_log_worker_violation(const char *where, CUresult result, const char *for
 
 /* ---- inject.c. With fc_lock held. ---- */
 bool fc_inject(const char *name, int *ret_result);
+/* Without fc_lock: sleep for as long as this call was told to take. */
+void fc_slow(const char *name);
 
 /* ---- handles.c: handles are numbers that are no addresses; kind and index inside. With fc_lock
  * held. ---- */

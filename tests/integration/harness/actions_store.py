@@ -16,6 +16,14 @@ def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", me
     return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master)
 
 
+def setup_dummy(w, server, pool_bytes=64 << 20, local_bytes=16 << 20):
+    """A client without an engine of its own: mooncake_client at `server` does its transfers."""
+    from mooncake.store import MooncakeDistributedStore
+
+    w.store = MooncakeDistributedStore()
+    return w.store.setup_dummy(pool_bytes, local_bytes, server)
+
+
 def close(w):
     result = w.store.close()
     w.store = None
@@ -39,6 +47,11 @@ def replicas(w, key):
         }
         found.append(values)
     return found
+
+
+def endpoints(w, keys):
+    """In whose memory each key's replicas lie."""
+    return [[replica["transport_endpoint"] for replica in replicas(w, key)] for key in keys]
 
 
 # ---- every way to put. Each takes keys and buffers and returns Mooncake's results, one a key.
@@ -298,6 +311,27 @@ def read_keys(w, keys, sizes, seed, way="batch_get_into", offset=0):
     bad = wrong(buffers, sizes, seed)
     drop_buffers(w, buffers)
     return {"results": results, "wrong": bad}
+
+
+def write_plain(w, keys, sizes, seed):
+    """Put random objects by value: for clients that cannot register memory of their own."""
+    return [w.store.put(key, random_bytes(size, seed + index).tobytes()) for index, (key, size) in enumerate(zip(keys, sizes))]
+
+
+def read_plain(w, keys, sizes, seed):
+    """The keys whose values are not what this seed made."""
+    values = [w.store.get(key) for key in keys]
+    return [
+        key for index, key in enumerate(keys) if values[index] != random_bytes(sizes[index], seed + index).tobytes()
+    ]
+
+
+def get_sizes(w, keys, sizes, way="batch_get_into"):
+    """How much Mooncake says it read of each."""
+    buffers = make_buffers(w, sizes)
+    results = GETS[way](w, keys, buffers)
+    drop_buffers(w, buffers)
+    return results
 
 
 def write_replicated(w, keys, sizes, seed, replica_num):
