@@ -19,8 +19,7 @@ const struct tp_setting tp_settings[] = {
     {"MC_STORE_CUMEM_PIECE_BYTES", "bytes above 0, also with K, M, G or T (powers of 1024)", "2G",
      "Store: the size of one allocation; rounded up to the page size.", true},
     {"MC_STORE_SHM_SEGMENT_WAIT_S", "seconds from 0 to 86400", "300",
-     "Store: how long to wait at start for engines to let go of the previous store's hugepages.",
-     false},
+     "Store: how long to wait at start for engines to let go of the previous store's pages.", true},
     {"TIDEPOOL_SOCKET_DIR", "a directory", "the segment directory; needed for memfd",
      "Store: where it listens. Engine: used when MC_TENT_CONF names no directory.", true},
     {"TIDEPOOL_HUGEPAGES", "0 or 1", "0", "Store: memfd segments on hugetlb pages.", true},
@@ -63,9 +62,20 @@ const struct tp_setting tp_settings[] = {
      "Both: two processes share a host when the kernel's boot_id is equal, whatever "
      "/etc/machine-id says.",
      true},
-    {"MC_TENT_PLATFORM", "cpu", "not set", "Store: keep it off the CUDA runtime.", false},
+    {"MC_TENT_PLATFORM", "cpu", "not set",
+     "Store: keep it off the CUDA runtime. It makes no context, and with tidepool run it starts in "
+     "a container without CUDA's libraries.",
+     true},
     {"MOONCAKE_STORE_BACKEND", "not rs", "not set",
      "Mooncake's: its Rust store has no border that Tidepool could serve.", true},
+    {"MC_FORCE_SHM", "anything", "not set",
+     "Mooncake's: its own shared memory does not reach a store's segments; Tidepool's path is used "
+     "all the same.",
+     true},
+    {"MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES", "bytes", "not set",
+     "Mooncake's: memory of the CUDA runtime, which makes a context also under "
+     "MC_TENT_PLATFORM=cpu.",
+     true},
     {"TIDEPOOL_ALLOW_UIDS", "at most 32 user ids such as 1000,1001", "none",
      "Both: peers and directory owners accepted besides root and our own user.", true},
     {"TIDEPOOL_LOG", "error, warn, info or debug", "warn",

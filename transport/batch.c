@@ -194,6 +194,8 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
         return device == ON_HOST || rc != -ENODEV ? TP_FALLBACK_LIMIT : TP_FALLBACK_DEVICE_MEMORY;
     ret_task->part = plan->part;
     ret_task->bytes = request->length;
+    ret_task->peer = (uint8_t)tp_peer_slot(plan->peer);
+    ret_task->write = write;
     *(write ? &plan->part->write_bytes : &plan->part->read_bytes) += request->length;
     return LOCAL;
 }
@@ -399,7 +401,7 @@ void tp_submit_commit(struct tp_submit *submit) {
     batch->local_count += part->task_count - part->rest_count;
     batch->real_count += part->rest_count;
     if (done)
-        tp_part_decide(part);
+        tp_part_decide(batch, part);
     tp_shard_unlock(shard);
 }
 
@@ -419,50 +421,88 @@ void tp_batch_count_call(struct tp_batch *batch, size_t count) {
 /* ---- the end of the copies
  * ---------------------------------------------------------------------------------------------- */
 
-bool tp_part_peers_alive(const struct tp_part *part) {
+static uint64_t lost_peers(const struct tp_part *part) {
+    uint64_t lost = 0;
     for (uint64_t held = part->held; held; held &= held - 1) {
         if (!tp_peer_alive(tp_peer_at((uint32_t)__builtin_ctzll(held))))
-            return false;
+            lost |= held & -held;
     }
-    return true;
+    return lost;
 }
 
-static void count_completed(const struct tp_part *part) {
-    if (part->read_bytes)
-        tp_count(TP_LOCAL_READ_BYTES, part->read_bytes);
-    if (part->write_bytes)
-        tp_count(TP_LOCAL_WRITE_BYTES, part->write_bytes);
-    tp_count(TP_LOCAL_REQUESTS, part->task_count - part->rest_count);
-    tp_count(TP_LOCAL_BATCHES, 1);
-    if (part->held & (part->held - 1))
-        return; /* several stores in one batch: how much went to each is not kept */
-    struct tp_peer *peer = tp_peer_at((uint32_t)__builtin_ctzll(part->held));
-    if (part->read_bytes)
-        tp_peer_count(peer, false, part->read_bytes);
-    if (part->write_bytes)
-        tp_peer_count(peer, true, part->write_bytes);
+bool tp_task_failed(const struct tp_task *task) {
+    const struct tp_part *part = task->part;
+    return part->lost & UINT64_C(1) << task->peer ||
+           (task->first == TP_TASK_ON_DEVICE &&
+            tp_device_look(&part->gpu, task->last) == TP_DEVICE_FAILED);
 }
 
-/*
- * A dead store's pages stay readable and writable, so the end of the copies alone proves nothing:
- * success is answered only if the store was still there when the end was seen.
- */
+static void count_bytes(struct tp_peer *peer, uint64_t read_bytes, uint64_t write_bytes) {
+    if (read_bytes) {
+        tp_count(TP_LOCAL_READ_BYTES, read_bytes);
+        tp_peer_count(peer, false, read_bytes);
+    }
+    if (write_bytes) {
+        tp_count(TP_LOCAL_WRITE_BYTES, write_bytes);
+        tp_peer_count(peer, true, write_bytes);
+    }
+}
+
+/* Each task by itself: of several stores, or when not all of them have completed. Tasks that were
+ * answered as completed count as such, whatever became of their store afterwards. */
+static void count_tasks(const struct tp_batch *batch, const struct tp_part *part) {
+    uint64_t bytes[TP_PEERS][2] = {{0}};
+    uint32_t completed = 0;
+    uint32_t failed = 0;
+    for (uint32_t i = 0; i < batch->task_count; i++) {
+        const struct tp_task *task = &batch->tasks[i];
+        if (task->part != part)
+            continue;
+        if (part->state == TP_PART_FAILED && !task->seen && tp_task_failed(task)) {
+            failed++;
+            continue;
+        }
+        completed++;
+        bytes[task->peer][task->write] += task->bytes;
+    }
+    for (uint64_t held = part->held; held; held &= held - 1) {
+        uint32_t slot = (uint32_t)__builtin_ctzll(held);
+        count_bytes(tp_peer_at(slot), bytes[slot][false], bytes[slot][true]);
+    }
+    tp_count(TP_LOCAL_REQUESTS, completed);
+    tp_count(TP_COPY_FAILED, failed);
+}
+
+static void count_part(const struct tp_batch *batch, const struct tp_part *part) {
+    bool several = part->held & (part->held - 1);
+    if (several || part->state == TP_PART_FAILED) {
+        count_tasks(batch, part);
+    } else {
+        tp_count(TP_LOCAL_REQUESTS, part->task_count - part->rest_count);
+        count_bytes(tp_peer_at((uint32_t)__builtin_ctzll(part->held)), part->read_bytes,
+                    part->write_bytes);
+    }
+    if (part->state == TP_PART_COMPLETED)
+        tp_count(TP_LOCAL_BATCHES, 1);
+}
+
 bool tp_part_done(const struct tp_part *part) {
     return tp_copy_done(&part->job) &&
            tp_device_look(&part->gpu, TP_DEVICE_GROUPS) != TP_DEVICE_RUNNING;
 }
 
-void tp_part_decide(struct tp_part *part) {
+/*
+ * A dead store's pages stay readable and writable, so the end of the copies alone proves nothing:
+ * success is answered only if the store was still there when the end was seen. The other stores of
+ * the batch have nothing to do with it.
+ */
+void tp_part_decide(const struct tp_batch *batch, struct tp_part *part) {
     if (part->state != TP_PART_RUNNING || !tp_part_done(part))
         return;
     bool copied = tp_device_look(&part->gpu, TP_DEVICE_GROUPS) == TP_DEVICE_DONE;
-    if (copied && tp_part_peers_alive(part)) {
-        part->state = TP_PART_COMPLETED;
-        count_completed(part);
-    } else {
-        part->state = TP_PART_FAILED;
-        tp_count(TP_COPY_FAILED, part->task_count - part->rest_count);
-    }
+    part->lost = lost_peers(part);
+    part->state = copied && !part->lost ? TP_PART_COMPLETED : TP_PART_FAILED;
+    count_part(batch, part);
     release_peers(part);
 }
 

@@ -42,8 +42,8 @@ static void segment_free(struct tp_peer_segment *segment) {
     segment->mapped = NULL;
     segment->missed = NULL;
     segment->opened = NULL;
-    segment->chunks = NULL;
     segment->stages = NULL;
+    segment->chunks = NULL;
     segment->reserved = NULL;
     segment->address = NULL;
     segment->reserved_bytes = 0;
