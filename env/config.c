@@ -297,6 +297,7 @@ static void parse_engine(const struct tp_parse *parse) {
     const char *socket_dir = tp_parse_variable(parse, "TIDEPOOL_SOCKET_DIR");
 
     engine->device_copy = true;
+    engine->register_ahead_chunks = 8;
     if (conf)
         tp_parse_tent_conf(parse->config, conf);
     if (engine->half == TP_HALF_ON && !engine->socket_dir[0]) {

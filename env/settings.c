@@ -37,11 +37,16 @@ const struct tp_setting tp_settings[] = {
     {"transports.shm.device_copy", "true or false", "true",
      "Engine: also for GPU memory; false leaves requests for GPU memory to Mooncake.", true},
     {"transports.shm.register_peer_memory", "true or false", "false",
-     "Engine: register the store's memory with CUDA in chunks (hosts without HMM).", false},
+     "Engine: register a store's memory with CUDA in chunks of 4 MiB, for stores on memfd, tmpfs "
+     "or hugetlbfs. CUDA "
+     "VMM memory does not need it, nor do hosts with HMM: both skip it.",
+     true},
     {"transports.shm.register_max_bytes", "bytes, or a string such as \"4G\"; 0: no limit", "0",
-     "Engine: how much of it may be registered at once.", false},
-    {"transports.shm.register_ahead_chunks", "0 to 1024", "0",
-     "Engine: chunks registered ahead of use.", false},
+     "Engine: how much of it may be registered at once; beyond it, what was not used for longest "
+     "gives way.",
+     true},
+    {"transports.shm.register_ahead_chunks", "0 to 1024", "8",
+     "Engine: chunks registered ahead of use, in the background.", true},
     {"transports.shm.copy_engine", "\"auto\", \"dma\" or \"kernel\"", "auto",
      "Engine: how GPU memory is copied.", true},
     {"transports.shm.kernel_max_bytes", "bytes, or a string such as \"64K\"; 0: calibrated", "0",

@@ -9,6 +9,7 @@
  * Files cannot be sealed. Readers compare their sizes with what was announced; only root and this
  * user get them at all.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -28,6 +29,9 @@
 
 #define SMALL_PAGE UINT64_C(4096)
 #define NAME_TRIES 8
+#define NAME_PREFIX ".tidepool-"
+#define NAME_DIGITS 32
+#define SWEEP_NAMES 4096
 
 static unsigned long type_of(const struct statfs *mount) {
     return (unsigned long)mount->f_type & 0xffffffffUL;
@@ -101,6 +105,29 @@ static uint64_t files_page_bytes(const struct tp_config *config) {
     return bytes;
 }
 
+/*
+ * Names that make_named left when it was killed between its two calls. One that a live store is
+ * about to take away itself may be among them: it needs the file, not the name.
+ */
+static void sweep_names(int dir_fd) {
+    int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *directory = fd >= 0 ? fdopendir(fd) : NULL;
+    const struct dirent *entry;
+    if (directory == NULL) {
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    for (unsigned i = 0; i < SWEEP_NAMES && (entry = readdir(directory)) != NULL; i++) {
+        size_t prefix = strlen(NAME_PREFIX);
+        if (strncmp(entry->d_name, NAME_PREFIX, prefix) == 0 &&
+            strspn(entry->d_name + prefix, "0123456789abcdef") == NAME_DIGITS &&
+            entry->d_name[prefix + NAME_DIGITS] == 0)
+            (void)unlinkat(dir_fd, entry->d_name, 0);
+    }
+    closedir(directory);
+}
+
 static int files_open(const struct tp_config *config, const struct tp_need *need,
                       struct tp_backing *ret_backing) {
     struct tp_backing backing = {.ops = &tp_backing_files, .reserve_first = true};
@@ -110,6 +137,7 @@ static int files_open(const struct tp_config *config, const struct tp_need *need
         tp_log(TP_LOG_ERROR, "MC_STORE_SHM_SEGMENT_DIR: %s", error);
         return backing.dir_fd;
     }
+    sweep_names(backing.dir_fd);
     const char *path = config->store.segment_dir;
     int result = look_at_mount(path, backing.dir_fd, &backing);
     if (result == 0)
@@ -134,7 +162,7 @@ static int files_open(const struct tp_config *config, const struct tp_need *need
 static int make_named(int dir_fd) {
     for (unsigned i = 0; i < NAME_TRIES; i++) {
         uint8_t id[16];
-        char name[48] = ".tidepool-";
+        char name[48] = NAME_PREFIX;
         size_t used = strlen(name);
         int result = tp_random_id(id);
         if (result < 0)

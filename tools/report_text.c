@@ -155,6 +155,22 @@ static void print_transfers(const struct tp_stats_page *page, FILE *out) {
     }
 }
 
+static void print_registrar(const struct tp_stats_page *page, FILE *out) {
+    char now[16];
+
+    if (!counter(page, TP_REGISTRATIONS) && !counter(page, TP_REGISTER_MISSES) &&
+        !counter(page, TP_REGISTER_FAILURES))
+        return;
+    (void)fprintf(out,
+                  "    registered with CUDA %s: %" PRIu64 " copies found it so, %" PRIu64
+                  " not; %" PRIu64 " registrations, %" PRIu64 " evictions, %" PRIu64
+                  " failures, %" PRIu64 " times full\n",
+                  text_bytes(counter(page, TP_REGISTERED_BYTES), now),
+                  counter(page, TP_REGISTER_HITS), counter(page, TP_REGISTER_MISSES),
+                  counter(page, TP_REGISTRATIONS), counter(page, TP_REGISTER_EVICTIONS),
+                  counter(page, TP_REGISTER_FAILURES), counter(page, TP_REGISTER_FULL));
+}
+
 static void print_role(const struct report *report, uint32_t role, const char *title, FILE *out) {
     bool any = false;
 
@@ -174,6 +190,7 @@ static void print_role(const struct report *report, uint32_t role, const char *t
         } else {
             print_peers(entry->page, out);
             print_transfers(entry->page, out);
+            print_registrar(entry->page, out);
         }
     }
 }

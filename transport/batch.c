@@ -15,6 +15,7 @@
 
 #include "env/env.h"
 #include "env/stats.h"
+#include "transport/copy_chunks.h"
 #include "transport/engine.h"
 #include "transport/gpu.h"
 #include "transport/peer.h"
@@ -35,6 +36,9 @@ struct plan {
     struct tp_part *part;
     struct tp_task *tasks; /* of this submit */
     struct tp_range_hint hint;
+    struct tp_chunk_cursor cursor;
+    uint32_t index;   /* of the request under plan */
+    uint64_t run_end; /* requests from there on continue each other in the store up to here */
     /* What the last request's handle stands for: */
     bool known;
     uint64_t handle;
@@ -111,6 +115,23 @@ static bool overlap(uintptr_t a, uintptr_t b, uint64_t bytes) {
     return a < b ? b - a < bytes : a - b < bytes;
 }
 
+/* How much this submit moves from this request's target on without a gap. Each request is looked at
+ * once. */
+static uint64_t run_bytes(struct plan *plan, const struct tp_request *request) {
+    uint64_t at = request->target_offset;
+    if (at < plan->run_end && request->length <= plan->run_end - at)
+        return plan->run_end - at;
+    plan->run_end = at + request->length;
+    for (size_t i = plan->index + 1; i < plan->requests->count; i++) {
+        struct tp_request next = request_at(plan->requests, i);
+        if (next.target_offset != plan->run_end || next.target_id != request->target_id ||
+            next.opcode != request->opcode || plan->run_end + next.length < plan->run_end)
+            break;
+        plan->run_end += next.length;
+    }
+    return plan->run_end - at;
+}
+
 /* Add the copy to the job of its kind of memory. 0 or -errno with nothing added. */
 static int add_copy(struct plan *plan, const struct tp_request *request, void *there, int device,
                     struct tp_task *ret_task) {
@@ -118,12 +139,20 @@ static int add_copy(struct plan *plan, const struct tp_request *request, void *t
     void *to = write ? there : request->source;
     const void *from = write ? request->source : there;
     uint8_t group = 0;
+    int rc;
     if (device == ON_HOST)
         return tp_copy_add(&plan->part->job, to, from, request->length, &ret_task->first,
                            &ret_task->last);
-    int rc =
-        tp_device_add(&plan->part->gpu, device, !write, tp_peer_address_is_cumem(plan->peer, there),
-                      to, from, request->length, &group);
+    struct tp_chunks *chunks = tp_registrar_on() ? tp_peer_chunks(plan->peer, there) : NULL;
+    if (chunks) {
+        struct tp_chunk_copy copy = {device,          !write,          there,
+                                     request->source, request->length, run_bytes(plan, request)};
+        rc = tp_chunks_add(&plan->part->gpu, chunks, &plan->cursor, &copy, &group);
+    } else {
+        rc = tp_device_add(&plan->part->gpu, device, !write,
+                           tp_peer_address_is_cumem(plan->peer, there), to, from, request->length,
+                           &group);
+    }
     ret_task->first = TP_TASK_ON_DEVICE;
     ret_task->last = group;
     return rc;
@@ -182,6 +211,7 @@ static void plan_requests(struct plan *plan) {
         struct tp_request request = request_at(plan->requests, i);
         struct tp_task *task = &plan->tasks[i];
         task->seen = false;
+        plan->index = i;
         enum tp_counter reason = plan_request(plan, &request, task);
         if (reason == LOCAL)
             continue;
@@ -292,6 +322,7 @@ static void close_pending(struct tp_batch *batch, bool count_calls) {
     struct tp_shard *shard = tp_shard_lock(batch->id);
     struct tp_part *part = batch->pending;
     batch->pending = NULL;
+    tp_device_reset(&part->gpu); /* chunks of the peers' memory, while the peers are held */
     release_peers(part);
     tp_part_keep(batch, part);
     if (count_calls)

@@ -47,6 +47,21 @@ void tp_gpu_pinned_free(struct tp_gpu *gpu, void *memory);
 tp_cu_deviceptr tp_gpu_memory_alloc(struct tp_gpu *gpu, size_t bytes);
 void tp_gpu_memory_free(struct tp_gpu *gpu, tp_cu_deviceptr memory);
 
+/*
+ * Register memory of this process with CUDA, for all GPUs and for kernels; and back. A driver
+ * result. They block in the driver: 50 us a MiB (hugetlbfs: 22), measured on an H200.
+ */
+tp_cu_result tp_gpu_host_register(struct tp_gpu *gpu, void *address, size_t bytes);
+tp_cu_result tp_gpu_host_unregister(struct tp_gpu *gpu, void *address);
+
+/* Does this GPU copy host memory at full speed only when it is registered (no HMM)? And may its
+ * kernels use the addresses of registered memory as they are? Facts of the device. */
+bool tp_gpu_wants_registration(const struct tp_gpu *gpu);
+bool tp_gpu_takes_host_pointers(const struct tp_gpu *gpu);
+
+/* Is its context lost? */
+bool tp_gpu_lost(const struct tp_gpu *gpu);
+
 /* An event without timing, NULL when the driver refuses. */
 tp_cu_event tp_gpu_event(struct tp_gpu *gpu);
 void tp_gpu_event_free(struct tp_gpu *gpu, tp_cu_event event);

@@ -20,6 +20,7 @@
 #include "env/env.h"
 #include "env/stats.h"
 #include "transport/importer.h"
+#include "transport/registrar.h"
 #include "transport/slot.h"
 #include "transport/vmm.h"
 
@@ -42,6 +43,7 @@ static void segment_free(struct tp_peer_segment *segment) {
     segment->missed = NULL;
     segment->opened = NULL;
     segment->stages = NULL;
+    segment->chunks = NULL;
     segment->reserved = NULL;
     segment->address = NULL;
     segment->reserved_bytes = 0;
@@ -91,6 +93,8 @@ int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segme
         error = reserve(segment, align);
     if (error)
         segment_free(segment);
+    else if (!is_cumem(segment))
+        segment->chunks = tp_chunks_new(segment->address, message, segment->mapped);
     return error;
 }
 
@@ -361,11 +365,22 @@ static void drop_cumem(struct tp_peer_segment *segment) {
     tp_vmm_unreserve(segment->reserved, segment->reserved_bytes);
 }
 
+static void drop_mapped(struct tp_peer_segment *segment, bool stuck) {
+    if (!stuck)
+        munmap(segment->reserved, segment->reserved_bytes);
+    else /* CUDA goes on taking these addresses for the old pages: nothing else may get them */
+        (void)mmap(segment->reserved, segment->reserved_bytes, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
 void tp_import_drop(struct tp_peer_segment *segment) {
+    bool stuck = false;
+    if (segment->chunks && !tp_chunks_drop(segment->chunks, &stuck))
+        return;
     if (is_cumem(segment))
         drop_cumem(segment);
     else if (segment->reserved)
-        munmap(segment->reserved, segment->reserved_bytes);
+        drop_mapped(segment, stuck);
     segment_free(segment);
     atomic_store(&segment->state, TP_SEGMENT_EMPTY);
 }

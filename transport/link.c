@@ -488,10 +488,14 @@ void tp_link_end(struct tp_link *link) {
 bool tp_link_drain(struct tp_link *link) {
     if (atomic_load(&link->peer->refs) != 0 || link->peer->jobs != 0)
         return false;
+    bool empty = true;
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
         if (atomic_load(&link->peer->segments[i].state) != TP_SEGMENT_EMPTY)
             tp_import_drop(&link->peer->segments[i]);
+        empty = empty && atomic_load(&link->peer->segments[i].state) == TP_SEGMENT_EMPTY;
     }
+    if (!empty)
+        return false;
     atomic_store(&link->peer->segment_high, 0);
     atomic_store(&link->peer->devices_wanted, 0);
     link->peer->opening = 0;

@@ -19,6 +19,7 @@
 
 struct tp_peer; /* a slot */
 struct tp_name;
+struct tp_chunks;
 struct tp_config;
 
 /*
@@ -77,6 +78,10 @@ bool tp_peer_device_access(struct tp_peer *peer, int device, const void *address
 /* Can GPUs read and write the host memory at this routed address by themselves (CUDA VMM memory)?
  * Lock-free. */
 bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address);
+
+/* The chunks that are registered with CUDA, or to be, of the memory at this routed address; NULL:
+ * it is left as it is. Lock-free. */
+struct tp_chunks *tp_peer_chunks(struct tp_peer *peer, const void *address);
 
 /* Add to the peer's own counters (tidepool status shows them by peer). */
 void tp_peer_count(struct tp_peer *peer, bool write, uint64_t bytes);

@@ -141,3 +141,17 @@ bool tp_peer_device_access(struct tp_peer *peer, int device, const void *address
 bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address) {
     return cumem_at(peer, address) != NULL;
 }
+
+struct tp_chunks *tp_peer_chunks(struct tp_peer *peer, const void *address) {
+    uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
+    for (uint32_t i = 0; i < high; i++) {
+        struct tp_peer_segment *segment = &peer->segments[i];
+        struct tp_chunks *chunks = atomic_load_explicit(&segment->chunks, memory_order_relaxed);
+        if (atomic_load(&segment->state) == TP_SEGMENT_EMPTY || !chunks)
+            continue;
+        uintptr_t start = (uintptr_t)atomic_load_explicit(&segment->address, memory_order_relaxed);
+        if ((uintptr_t)address - start < segment->message.map_bytes)
+            return chunks;
+    }
+    return NULL;
+}

@@ -47,6 +47,7 @@ struct tp_peer_segment {
     char *_Atomic
         address; /* where the store's `base` lies here; NULL: CUDA memory, and no CUDA yet */
     struct tp_msg_segment message;
+    struct tp_chunks *_Atomic chunks; /* registered with CUDA or to be (registrar.h); NULL: never */
 
     /* The peer thread's own: */
     char *reserved; /* the whole reservation; `address` is its first aligned byte */
@@ -123,7 +124,8 @@ bool tp_import_prefault(struct tp_peer_segment *segment);
  */
 bool tp_import_ready(struct tp_peer *peer, struct tp_peer_segment *segment);
 
-/* Unmap and free everything; the entry is empty. Nothing may refer to it. */
+/* Unmap and free everything; nothing may refer to it. The entry is empty then, or it is not yet:
+ * what is registered with CUDA is let go in bounded slices, and one more call is needed. */
 void tp_import_drop(struct tp_peer_segment *segment);
 
 #endif

@@ -13,7 +13,9 @@
  * cuMemcpyBatchAsync and a direct call fails; the library in the folder driver-12.4 has no such
  * symbol at all. FAKECUDA_DELAY_US=N          least time between the submission and the execution
  * of a stream's work (default 200) FAKECUDA_HMM=1               PAGEABLE_MEMORY_ACCESS: kernels may
- * touch unregistered host memory FAKECUDA_FAIL=RULES          CALL:NTH=RESULT, comma-separated; NTH
+ * touch unregistered host memory FAKECUDA_HOST_POINTERS=0
+ * CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: kernels may not use registered memory by its address
+ * FAKECUDA_FAIL=RULES          CALL:NTH=RESULT, comma-separated; NTH
  * counts from 1, * is every call. Example: cuMemMap:3=2,cuMemcpyBatchAsync:*=700. An injected
  * failure has no effect but its result.
  *   FAKECUDA_SLOW=RULES          CALL=MICROSECONDS, comma-separated: how long these calls take.

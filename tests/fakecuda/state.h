@@ -22,7 +22,7 @@ struct fc_settings {
     int devices, numa_nodes, driver_version;
     size_t memory_bytes;
     uint64_t delay_ns;
-    bool hmm;
+    bool hmm, host_pointers;
 };
 const struct fc_settings *fc_settings(void);
 
@@ -120,6 +120,8 @@ enum fc_range_kind {
     FC_RANGE_REGISTERED,
     FC_RANGE_MAPPED
 };
+/* Flags of cuMemHostRegister. */
+enum { FC_REGISTER_PORTABLE = 1, FC_REGISTER_DEVICEMAP = 2 };
 struct fc_range {
     uintptr_t address;
     size_t size;
