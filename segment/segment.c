@@ -31,6 +31,8 @@
 #include "segment/server.h"
 #include "segment/table.h"
 
+#define SMALL_PAGE 4096U
+
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
@@ -62,12 +64,15 @@ static _Atomic uintptr_t lowest = UINTPTR_MAX;
 static _Atomic uintptr_t highest;
 
 /*
- * Where memory of our own lies: what `free` looks at. Apart from the table, since a forked child
- * must go on to know it: the range is no memory of malloc's there either.
+ * What `free` looks at: where memory of our own and overlays begin. Apart from the table, since a
+ * forked child must go on to know the former: the range is no memory of malloc's there either.
  */
-static struct { _Atomic uintptr_t base; /* 0: none */ } owned[TP_WIRE_MAX_SEGMENTS];
-static _Atomic uintptr_t owned_lowest = UINTPTR_MAX;
-static _Atomic uintptr_t owned_highest;
+static struct {
+    _Atomic uintptr_t base; /* 0: none; written last */
+    atomic_bool ours;       /* else an overlay */
+} freed[TP_WIRE_MAX_SEGMENTS];
+static _Atomic uintptr_t freed_lowest = UINTPTR_MAX;
+static _Atomic uintptr_t freed_highest;
 
 static void forked_child(void) {
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
@@ -136,9 +141,9 @@ static struct overlay *find_published(uint64_t segment_id) {
 
 /* Take a slot for a range that overlaps no other. */
 static int claim(uintptr_t address, size_t bytes, struct overlay **ret_overlay,
-                 uint64_t *ret_held) {
+                 struct tp_held *ret_held) {
     struct overlay *found = NULL;
-    uint64_t held = 0;
+    struct tp_held held = {0};
     int result = 0;
     pthread_mutex_lock(&table_lock);
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
@@ -148,7 +153,8 @@ static int claim(uintptr_t address, size_t bytes, struct overlay **ret_overlay,
                 found = overlay;
             continue;
         }
-        held += overlay->pieces.count;
+        held.fds += overlay->pieces.count;
+        held.bytes += overlay->pieces.bytes;
         if (address < overlay->claimed + overlay->claimed_bytes &&
             overlay->claimed < address + bytes)
             result = -EEXIST;
@@ -174,12 +180,18 @@ static void say_unclaimed(int error, const void *address) {
                TP_WIRE_MAX_SEGMENTS);
 }
 
+static enum tp_segment_kind kind_of(const struct tp_pieces *pieces) {
+    enum tp_segment_kind kind = tp_config()->store.kind;
+    bool beside = kind == TP_SEGMENT_CUMEM && pieces->wire_kind != TP_WIRE_CUMEM;
+    return beside ? TP_SEGMENT_MEMFD : kind;
+}
+
 /* Under the lock. `state` is written last: readers of the page look at it first. */
 static void show(const struct overlay *overlay, enum tp_slot_state state) {
     struct tp_stats_segment *slot = &tp_stats_page()->segments[overlay - table];
     const struct tp_pieces *pieces = &overlay->pieces;
     if (state == TP_SLOT_STARTING) {
-        slot->kind = tp_config()->store.kind;
+        slot->kind = kind_of(pieces);
         slot->base = (uintptr_t)pieces->base;
         slot->bytes = pieces->bytes;
         slot->page_bytes = pieces->page_bytes;
@@ -191,22 +203,25 @@ static void show(const struct overlay *overlay, enum tp_slot_state state) {
     atomic_store_explicit(&slot->state, state, memory_order_release);
 }
 
-/* Under the lock. */
-static void enter_owned(struct overlay *overlay, const struct tp_pieces *pieces) {
-    uintptr_t base = (uintptr_t)pieces->base;
-    overlay->claimed = base;
-    overlay->claimed_bytes = pieces->bytes;
-    if (base < atomic_load(&owned_lowest))
-        atomic_store(&owned_lowest, base);
-    if (base > atomic_load(&owned_highest))
-        atomic_store(&owned_highest, base);
-    atomic_store(&owned[overlay - table].base, base);
+/* Under the lock: from now on `free` of its start is looked at. */
+static void watch_free(const struct overlay *overlay, bool ours) {
+    uintptr_t base = overlay->claimed;
+    if (base < atomic_load(&freed_lowest))
+        atomic_store(&freed_lowest, base);
+    if (base > atomic_load(&freed_highest))
+        atomic_store(&freed_highest, base);
+    atomic_store(&freed[overlay - table].ours, ours);
+    atomic_store(&freed[overlay - table].base, base);
 }
 
 static void enter(struct overlay *overlay, const struct tp_pieces *pieces) {
     pthread_mutex_lock(&table_lock);
-    if (pieces->wire_kind == TP_WIRE_CUMEM)
-        enter_owned(overlay, pieces);
+    bool ours = pieces->wire_kind == TP_WIRE_CUMEM;
+    if (ours) {
+        overlay->claimed = (uintptr_t)pieces->base;
+        overlay->claimed_bytes = pieces->bytes;
+    }
+    watch_free(overlay, ours);
     overlay->pieces = *pieces;
     overlay->id = ++last_id;
     overlay->state = READY;
@@ -248,7 +263,7 @@ int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
                        const struct tp_config *config) {
     struct overlay *overlay = NULL;
     struct tp_pieces pieces = {0};
-    uint64_t held = 0;
+    struct tp_held held = {0};
     if (tp_inert())
         return -ECHILD;
     pthread_once(&prepared, prepare);
@@ -269,7 +284,7 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
                         void **ret_address) {
     struct overlay *overlay = NULL;
     struct tp_pieces pieces = {0};
-    uint64_t held = 0;
+    struct tp_held held = {0};
     if (tp_inert())
         return -ECHILD;
     pthread_once(&prepared, prepare);
@@ -277,7 +292,7 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
     if (result < 0)
         say_unclaimed(result, NULL);
     else
-        result = tp_cumem_build(bytes, alignment, held, config, &pieces);
+        result = tp_cumem_build(bytes, alignment, held.fds, config, &pieces);
     result = settle(overlay, &pieces, result);
     if (result == 0)
         *ret_address = pieces.base;
@@ -310,7 +325,7 @@ static struct overlay *take_out(const void *address, bool cumem, struct tp_piece
         *ret_pieces = overlay->pieces;
         overlay->pieces = (struct tp_pieces){0};
         /* Before it is unmapped: the driver may call munmap, and that is not the host's. */
-        atomic_store(&owned[overlay - table].base, 0);
+        atomic_store(&freed[overlay - table].base, 0);
     }
     pthread_mutex_unlock(&table_lock);
     if (overlay != NULL)
@@ -360,32 +375,40 @@ void tp_segment_forget(const void *address, size_t bytes) {
     }
 }
 
-static bool is_owned(const void *address) {
+/* Is `free` of this address looked at? *ret_ours: is the memory ours? */
+static bool is_watched(const void *address, bool *ret_ours) {
     uintptr_t wanted = (uintptr_t)address;
-    if (wanted < atomic_load_explicit(&owned_lowest, memory_order_relaxed) ||
-        wanted > atomic_load_explicit(&owned_highest, memory_order_relaxed))
+    if (wanted % SMALL_PAGE != 0 ||
+        wanted < atomic_load_explicit(&freed_lowest, memory_order_relaxed) ||
+        wanted > atomic_load_explicit(&freed_highest, memory_order_relaxed))
         return false;
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
-        if (atomic_load_explicit(&owned[i].base, memory_order_acquire) == wanted)
+        if (atomic_load_explicit(&freed[i].base, memory_order_acquire) == wanted) {
+            *ret_ours = atomic_load_explicit(&freed[i].ours, memory_order_relaxed);
             return true;
+        }
     }
     return false;
 }
 
 bool tp_segment_free(void *address) {
     struct tp_pieces pieces;
-    if (!is_owned(address))
+    bool ours;
+    if (!is_watched(address, &ours))
         return false;
     if (tp_inert())
-        return true;
+        return ours;
     int error = errno;
-    struct overlay *overlay = take_out(address, true, &pieces);
+    struct overlay *overlay = take_out(address, ours, &pieces);
     if (overlay != NULL) {
-        tp_cumem_remove(&pieces);
+        if (ours)
+            tp_cumem_remove(&pieces);
+        else
+            (void)tp_pieces_remove(&pieces);
         unclaim(overlay);
     }
     errno = error;
-    return true;
+    return ours;
 }
 
 int tp_segment_publish(void *address, const struct tp_config *config) {

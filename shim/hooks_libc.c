@@ -1,38 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * free() and munmap(). See hooks_libc.def for what they may do.
- *
- * The originals are the next ones in link order: libc's, or those of an allocator that is preloaded
- * after this library. It must not know what a segment is.
+ * The originals behind hooks_libc.def, and the hooks on free() and munmap(). See there for what
+ * they may do. It must not know what a segment is.
  */
 #include "shim/hooks_libc.h"
 
 #include "env/env.h"
 #include "segment/segment.h"
+#include "shim/program.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define HOOK(identifier, result, parameters, mangled, role, since, why)                            \
-    result tp_hook_##identifier parameters __asm__(mangled)                                        \
-        __attribute__((visibility("default")));                                                    \
-    typedef result(*tp_real_##identifier) parameters;
-#include "shim/hooks_libc.def"
-#undef HOOK
-
 /* glibc's own name of its free, for when there is no other. */
 extern void tp_glibc_free(void *address) __asm__("__libc_free");
 
-static _Atomic(void *) next_free, next_munmap;
+static const char *const names[TP_LIBC_COUNT] = {
+#define HOOK(identifier, result, parameters, mangled, role, since, why) mangled,
+#include "shim/hooks_libc.def"
+#undef HOOK
+};
+
+static _Atomic(void *) next[TP_LIBC_COUNT];
 
 /*
  * dlsym calls free itself when an earlier dlerror text is left over. The thread that looks for the
- * original is remembered here: pthread_t, 0 for none.
+ * originals is remembered here: pthread_t, 0 for none.
  */
 static _Atomic pthread_t looking;
 
@@ -40,33 +39,34 @@ static _Atomic pthread_t looking;
 static _Atomic(void *) probe;
 
 /*
- * The original, found on the first call, which comes before the program has threads. NULL for calls
- * from inside that look-up, or from another thread during it: nobody may wait here, since that
- * thread may hold the dynamic linker's lock.
+ * All are found on the first call of any, which comes before the program has threads: a later
+ * search could wait for a thread that holds the dynamic linker's lock.
  */
-static void *find_next(_Atomic(void *) *next, const char *name) {
+void *tp_libc_next(enum tp_libc_hook hook) {
     pthread_t none = 0;
-    void *symbol = atomic_load_explicit(next, memory_order_acquire);
+    void *symbol = atomic_load_explicit(&next[hook], memory_order_acquire);
 
     if (symbol || !atomic_compare_exchange_strong(&looking, &none, pthread_self())) {
         return symbol;
     }
     int error = errno;
-    symbol = dlsym(RTLD_NEXT, name);
-    atomic_store_explicit(next, symbol, memory_order_release);
+    for (int i = 0; i < TP_LIBC_COUNT; i++) {
+        atomic_store_explicit(&next[i], dlsym(RTLD_NEXT, names[i]), memory_order_release);
+    }
     errno = error;
     atomic_store(&looking, 0);
-    return symbol;
+    return atomic_load(&next[hook]);
 }
 
 /* Whose memory it is cannot be told while the original is unknown: then it is kept, a few bytes
  * once in a process. */
 static void free_unknown(void *address) {
     tp_real_free real = NULL;
-    void *symbol = find_next(&next_free, "free");
+    void *symbol = tp_libc_next(TP_LIBC_free);
 
     if (!symbol && atomic_load(&looking) == 0) {
-        symbol = atomic_load(&next_free); /* another thread has just found it; or there is none */
+        /* another thread has just found it; or there is none */
+        symbol = atomic_load(&next[TP_LIBC_free]);
         if (!symbol) {
             tp_glibc_free(address);
         }
@@ -78,7 +78,7 @@ static void free_unknown(void *address) {
 }
 
 void tp_hook_free(void *address) {
-    void *symbol = atomic_load_explicit(&next_free, memory_order_acquire);
+    void *symbol = atomic_load_explicit(&next[TP_LIBC_free], memory_order_acquire);
     tp_real_free real = NULL;
 
     if (!address || tp_segment_free(address)) {
@@ -101,7 +101,7 @@ int tp_hook_munmap(void *address, size_t bytes) {
     if (address && tp_segment_free(address)) {
         return 0;
     }
-    void *symbol = find_next(&next_munmap, "munmap");
+    void *symbol = tp_libc_next(TP_LIBC_munmap);
     memcpy(&real, &symbol, sizeof(real));
     return real ? real(address, bytes) : (int)syscall(SYS_munmap, address, bytes);
 }
@@ -134,4 +134,17 @@ bool tp_libc_hooks_reached(void) {
         "program cannot be used with MC_STORE_CUMEM_SOCKET_DIR)",
         first.dli_fname ? first.dli_fname : "another library");
     return false;
+}
+
+const char *tp_libc_taken_by(const char *name) {
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    Dl_info first = {0};
+    Dl_info ours = {0};
+
+    /* A program that is not position-independent shows its own jump to the function. */
+    if (!symbol || tp_program_holds(symbol) || !dladdr(symbol, &first) || !dladdr(names, &ours) ||
+        first.dli_fbase == ours.dli_fbase) {
+        return NULL;
+    }
+    return first.dli_fname;
 }

@@ -35,6 +35,34 @@ static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
  * ----------------------------------------------------------------------------------------------------------
  */
 
+/*
+ * Memory that was not made by us when it was allocated: CUDA memory cannot be laid over it, and
+ * neither can anything where its pages may be pinned already (io_uring's fixed buffers,
+ * cudaHostRegister): what is written through the pin would go on to the old ones.
+ */
+static bool left_to_mooncake(const void *address, size_t bytes, const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const struct tp_store_config *store = &config->store;
+
+    if (store->kind == TP_SEGMENT_CUMEM) {
+        tp_log_once(&said, TP_LOG_INFO,
+                    "%zu MiB at %p were not allocated as CUDA host memory (hugepage or NUMA "
+                    "segments of Mooncake): Mooncake's own transport serves them",
+                    bytes >> 20, address);
+        return true;
+    }
+    if (store->restore_uring || store->pins_segments) {
+        tp_log_once(&said, TP_LOG_WARN,
+                    "%zu MiB at %p may be pinned already (%s): Mooncake's own transport serves "
+                    "them",
+                    bytes >> 20, address,
+                    store->restore_uring ? "MOONCAKE_OFFLOAD_USE_URING"
+                                         : "MC_STORE_PIN_MEMORY_MAX_BYTES");
+        return true;
+    }
+    return false;
+}
+
 int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *config) {
     if (config->store.half == TP_HALF_INVALID) {
         return -1; /* the configuration's own line was logged when it was read */
@@ -42,12 +70,10 @@ int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *con
     if (tp_segment_contains(address)) {
         return 0;
     }
-    if (config->store.kind == TP_SEGMENT_CUMEM) {
-        static atomic_flag said = ATOMIC_FLAG_INIT;
-        tp_log_once(&said, TP_LOG_INFO,
-                    "%zu MiB at %p were not allocated as CUDA host memory (hugepage, NUMA or SSD "
-                    "buffer of Mooncake): Mooncake's own transport serves them",
-                    bytes >> 20, address);
+    if (tp_restore_refused(address)) {
+        return -1; /* with a line, when it was tried */
+    }
+    if (left_to_mooncake(address, bytes, config)) {
         return 0;
     }
     if (tp_server_start(true, config) != 0) {
@@ -127,6 +153,44 @@ static bool plain_memory(const struct cxx_string *protocol) {
     return is_text(protocol, "tcp") || is_text(protocol, "rdma") || is_text(protocol, "efa");
 }
 
+/* Memory with addresses of its own, in place of Mooncake's allocation. */
+static void *substitute(size_t alignment, size_t bytes, const struct tp_config *config) {
+    void *address = NULL;
+
+    if (!tp_libc_hooks_reached() || tp_segment_allocate(bytes, alignment, config, &address) != 0) {
+        return NULL;
+    }
+    return address;
+}
+
+void *tp_overlays_allocate(const struct tp_allocator *next, size_t alignment, size_t bytes,
+                           const struct tp_config *config) {
+    /* Before memory is made: a directory that cannot be used is found at once, with a line of its
+     * own. */
+    if (tp_server_start(true, config) != 0) {
+        return NULL;
+    }
+    if (config->store.kind == TP_SEGMENT_CUMEM && !next->in_place) {
+        return substitute(alignment, bytes, config);
+    }
+    /* Whole pages, so that none of it is left to Mooncake's transport. */
+    size_t page = tp_segment_page_bytes(config);
+    if (bytes > SIZE_MAX - page) {
+        return NULL;
+    }
+    bytes = (bytes + page - 1) / page * page;
+    void *address = next->allocate(next->arg, alignment > page ? alignment : page, bytes);
+    if (!address) {
+        return NULL;
+    }
+    tp_segment_forget(address, bytes);
+    if (tp_segment_overlay(address, bytes, false, config) == 0) {
+        return address;
+    }
+    next->release(next->arg, address);
+    return NULL;
+}
+
 struct allocation {
     enum tp_hook allocate, release;
     struct tp_module *module;
@@ -135,46 +199,35 @@ struct allocation {
     uintptr_t extra;
 };
 
-/* Memory with addresses of its own, in place of Mooncake's allocation. */
-static void *substitute(const struct allocation *call, const struct tp_config *config) {
-    void *address = NULL;
+static void *allocate_next(void *arg, size_t alignment, size_t bytes) {
+    const struct allocation *call = arg;
+    tp_real_allocate_plain real = (tp_real_allocate_plain)tp_next(call->allocate, call->module);
 
-    if (!tp_libc_hooks_reached() ||
-        tp_segment_allocate(call->bytes, call->alignment, config, &address) != 0) {
-        return NULL;
-    }
-    return address;
+    return real ? real(bytes, call->protocol, alignment, call->extra) : NULL;
 }
 
-static void *allocate(const struct allocation *call) {
-    tp_real_allocate_plain real = (tp_real_allocate_plain)tp_next(call->allocate, call->module);
-    const struct tp_config *config = tp_shim_config();
-    bool segment = config && config->store.half != TP_HALF_OFF &&
-                   call->alignment >= SEGMENT_ALIGNMENT && plain_memory(call->protocol);
-
-    if (!real || (segment && config->store.half == TP_HALF_INVALID)) {
-        return NULL; /* setup fails; the configuration's own line says why */
-    }
-    /* Before memory is made: a directory that cannot be used is found at once, with a line of its
-     * own. */
-    if (segment && tp_server_start(true, config) != 0) {
-        return NULL;
-    }
-    if (segment && config->store.kind == TP_SEGMENT_CUMEM) {
-        return substitute(call, config);
-    }
-    void *address = real(call->bytes, call->protocol, call->alignment, call->extra);
-    if (address && segment) {
-        tp_segment_forget(address, call->bytes);
-    }
-    if (!address || !segment || tp_segment_overlay(address, call->bytes, false, config) == 0) {
-        return address;
-    }
+static void release_next(void *arg, void *address) {
+    const struct allocation *call = arg;
     tp_real_free_plain release = (tp_real_free_plain)tp_next(call->release, call->module);
+
     if (release) {
         release(call->protocol, address, call->extra);
     }
-    return NULL;
+}
+
+static void *allocate(struct allocation *call) {
+    const struct tp_config *config = tp_shim_config();
+    bool segment = config && config->store.half != TP_HALF_OFF &&
+                   call->alignment >= SEGMENT_ALIGNMENT && plain_memory(call->protocol);
+    struct tp_allocator next = {.allocate = allocate_next, .release = release_next, .arg = call};
+
+    if (!segment) {
+        return allocate_next(call, call->alignment, call->bytes);
+    }
+    if (config->store.half == TP_HALF_INVALID || !tp_has(call->allocate, call->module)) {
+        return NULL; /* setup fails; the configuration's own line says why */
+    }
+    return tp_overlays_allocate(&next, call->alignment, call->bytes, config);
 }
 
 void *tp_hook_allocate_plain(size_t bytes, const struct cxx_string *protocol, size_t alignment,
@@ -242,18 +295,4 @@ void tp_hook_free_flag(const struct cxx_string *protocol, void *address, uintptr
 
 void tp_hook_free_dma(const struct cxx_string *protocol, void *address, uintptr_t extra) {
     free_memory(TP_HOOK_free_dma, tp_module_of(CALLER()), protocol, address, extra);
-}
-
-void tp_hook_free_mmap(void *address, size_t bytes) {
-    tp_real_free_mmap real = (tp_real_free_mmap)tp_next(TP_HOOK_free_mmap, tp_module_of(CALLER()));
-
-    if (tp_segment_free(address)) {
-        return;
-    }
-    if (tp_shim_config() && tp_segment_contains(address)) {
-        (void)tp_segment_restore(address);
-    }
-    if (real) {
-        real(address, bytes);
-    }
 }

@@ -7,6 +7,7 @@
 
 #include "env/stats.h"
 #include "segment/segment.h"
+#include "shim/overlays.h"
 #include "transport/transport.h"
 
 #include <pthread.h>
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 
 static pthread_once_t start_once = PTHREAD_ONCE_INIT;
+static pthread_once_t prepare_once = PTHREAD_ONCE_INIT;
 
 const struct tp_config *tp_shim_config(void) {
     const struct tp_config *config;
@@ -31,26 +33,31 @@ static void stop_at_exit(void) {
     }
 }
 
-static void start(void) {
-    const struct tp_config *config = tp_config();
-    uint32_t roles = 0;
-
+static void prepare(void) {
     tp_fork_guard();
-    if (config->store.half == TP_HALF_ON) {
-        roles |= TP_ROLE_STORE;
-    }
-    if (config->engine.half == TP_HALF_ON && tp_transport_start(config) == 0) {
-        roles |= TP_ROLE_ENGINE;
-    }
-    atomic_fetch_or(&tp_stats_page()->roles, roles);
-    if (roles & TP_ROLE_ENGINE) {
-        (void)tp_server_start(false,
-                              config); /* only for `tidepool status`; a failure has its own line */
-    }
+    tp_modes_say(tp_config());
     if (atexit(stop_at_exit) != 0) {
         tp_log(
             TP_LOG_DEBUG,
             "atexit failed: the socket stays in its directory until the next process removes it");
+    }
+}
+
+void tp_shim_start_store(const struct tp_config *config) {
+    pthread_once(&prepare_once, prepare);
+    if (config->store.half == TP_HALF_ON) {
+        atomic_fetch_or(&tp_stats_page()->roles, TP_ROLE_STORE);
+    }
+}
+
+static void start(void) {
+    const struct tp_config *config = tp_config();
+
+    tp_shim_start_store(config);
+    if (config->engine.half == TP_HALF_ON && tp_transport_start(config) == 0) {
+        atomic_fetch_or(&tp_stats_page()->roles, TP_ROLE_ENGINE);
+        (void)tp_server_start(false,
+                              config); /* only for `tidepool status`; a failure has its own line */
     }
 }
 

@@ -18,6 +18,10 @@ const struct tp_config *tp_shim_config(void);
  * thread. */
 void tp_shim_start(const struct tp_config *config);
 
+/* The same for the store's half alone, in programs whose transfers nobody sees. Idempotent. Any
+ * thread. */
+void tp_shim_start_store(const struct tp_config *config);
+
 /* The name by which peers open this process is known: `store`, they will open it for its segments;
  * else only for people. */
 void tp_shim_set_name(const char *name, bool store);

@@ -17,7 +17,7 @@
 
 #include <stddef.h>
 
-#define TP_STREAM_STEP ((size_t)4096)
+#define TP_STREAM_STEP ((size_t)16384)
 
 void tp_stream_avx2(void *to, const void *from, size_t bytes);
 void tp_stream_avx512(void *to, const void *from, size_t bytes);

@@ -33,7 +33,7 @@ enum fake_manner {
     FAKE_FULL,           /* refuses the first two as it is full, then is good */
     FAKE_RENAMES,        /* as many names as are free, then later one for each second */
     FAKE_NAME_FLOOD,     /* more names than anybody needs */
-    FAKE_GONE,           /* withdraws its segment 200 ms after the pieces went */
+    FAKE_GONE,           /* withdraws its segment some time after the pieces went */
 };
 
 struct fake_store {
@@ -50,6 +50,7 @@ struct fake_options {
     uint64_t piece_bytes; /* default: one piece */
     uint64_t base;        /* default FAKE_BASE */
     enum fake_manner manner;
+    unsigned gone_ms; /* FAKE_GONE: that time; default 200 */
 };
 
 /* A configuration whose engine half looks in a fresh directory. */

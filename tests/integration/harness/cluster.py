@@ -8,12 +8,20 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
+import pytest
+
 from . import actions_engine, actions_store, status
 from .process import Process, die_with_parent
-from .wheels import LIBRARY
+from .program import Program
+from .wheels import BUILD, LIBRARY, ROOT
+
+DOUBLE = BUILD / "tests" / "fakecuda"
+sys.path.insert(0, str(ROOT / "tests" / "fakecuda"))
+import fakecuda  # noqa: E402
 
 MIB = 1 << 20
 
@@ -30,13 +38,13 @@ def free_port():
                 continue
 
 
-def await_port(port, process, limit_s=15.0):
+def await_port(port, process, limit_s=15.0, host="127.0.0.1"):
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise AssertionError(f"it ended with {process.returncode} instead of listening on {port}")
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
+            socket.create_connection((host, port), 1).close()
             return
         except OSError:
             time.sleep(0.05)
@@ -56,6 +64,10 @@ class Cluster:
         self.preload = str(LIBRARY) if preload is None else preload
         self.processes = []
         self.extra_folders = []
+        self.cumem = False
+        # Processes find the double of the CUDA libraries, whatever segments are made of.
+        self.double = False
+        self.where = "memfd"
         self.master = None
         self.master_address = None
 
@@ -80,12 +92,39 @@ class Cluster:
 
     # ---- environments
 
+    def use_segments(self, where):
+        """What segments are made of from now on: memfd, a directory, or cumem (on the double of the CUDA libraries)."""
+        self.where = where
+        self.cumem = where == "cumem"
+        self.double = self.double or self.cumem
+
+    def segments(self):
+        """Read when a process starts: tests put other directories in place of the one they were given."""
+        if self.where == "cumem":
+            return {"MC_STORE_CUMEM_SOCKET_DIR": self.directory, "MC_STORE_CUMEM_PIECE_BYTES": "64M"}
+        return {"MC_STORE_SHM_SEGMENT_DIR": self.where, "TIDEPOOL_SOCKET_DIR": self.directory}
+
+    def whole_environment(self, name, environment):
+        whole = {**self.wheel.environment(), **environment}
+        return fakecuda.environment(DOUBLE, self.driver_log(name), whole) if self.double else whole
+
+    def driver_log(self, name):
+        return os.path.join(self.folder, f"{name}.jsonl")
+
+    def driver_calls(self, process):
+        """On the double: the names of the calls that this process has made of the CUDA libraries."""
+        return {line["call"] for line in fakecuda.read_log(self.driver_log(process.name))}
+
+    def assert_no_rule_broken(self):
+        """On the double: no call of the driver was wrong, in any process."""
+        for process in self.processes if self.double else []:
+            assert not fakecuda.broken_rules(self.driver_log(process.name)), process.name
+
     def store_environment(self, **extra):
         """A process that lends memory. Values of None take a variable away."""
         base = {
             "LD_PRELOAD": self.preload,
-            "MC_STORE_SHM_SEGMENT_DIR": "memfd",
-            "TIDEPOOL_SOCKET_DIR": self.directory,
+            **self.segments(),
             "TIDEPOOL_LOG": "info",
         }
         return {} if self.stock else self.merged(base, extra)
@@ -93,7 +132,9 @@ class Cluster:
     def engine_environment(self, conf=None, **extra):
         """A process that uses the memory of others."""
         if conf is None:
-            conf = {"transports": {"shm": {"enable": True, "socket_dir": self.directory}}}
+            # The double of the CUDA libraries runs no copy kernel of ours.
+            extra_keys = {"copy_engine": "dma"} if self.double else {}
+            conf = {"transports": {"shm": {"enable": True, "socket_dir": self.directory, **extra_keys}}}
         base = {
             "LD_PRELOAD": self.preload,
             "MC_TENT_CONF": conf if isinstance(conf, str) else json.dumps(conf),
@@ -128,7 +169,7 @@ class Cluster:
 
     def process(self, name, environment=None, user=None):
         """A process of the wheel that has done nothing yet. No environment: stock."""
-        whole = {**self.wheel.environment(), **(environment or {})}
+        whole = self.whole_environment(name, environment or {})
         log = os.path.join(self.folder, f"{name}.log")
         if user is not None:
             open(log, "ab").close()
@@ -147,6 +188,28 @@ class Cluster:
             self.start_master()
         made = self.process(name, self.store_environment() if environment is None else environment)
         self.set_up(made, segment_bytes=segment_bytes, local_bytes=16 * MIB, **setup)
+        return made
+
+    def client(self, name="client", environment=None, segment="256MB", metadata="P2PHANDSHAKE", host="127.0.0.1", **flags):
+        """The wheel's mooncake_client as a store, ready for its dummy clients. A flag of None is left out. Returns it
+        with `.port`, at which it serves them."""
+        program = f"{self.wheel.folder}/mooncake_client"
+        if not os.path.exists(program):
+            pytest.skip("this wheel has no mooncake_client")
+        if self.master is None:
+            self.start_master()
+        if self.stock or environment is None:
+            environment = self.store_environment()
+        port = free_port()
+        given = dict(
+            master_server_address=self.master_address, metadata_server=metadata, host=host, global_segment_size=segment, port=port
+        )
+        words = [f"--{flag}={value}" for flag, value in {**given, **flags}.items() if value is not None]
+        log = os.path.join(self.folder, f"{name}.log")
+        made = Program(name, [program, *words], self.whole_environment(name, environment), log)
+        made.port = port
+        self.processes.append(made)
+        await_port(port, made.popen, 30.0, "::1" if host == "::1" else "127.0.0.1")
         return made
 
     def engine(self, name="engine", environment=None, local_bytes=128 * MIB, **setup):

@@ -1,0 +1,48 @@
+"""A program that runs by itself, such as mooncake_client: it is started, looked at, and ended."""
+
+import os
+import signal
+import subprocess
+
+from .process import die_with_parent
+
+
+class Program:
+    def __init__(self, name, command, environment, log_path):
+        self.name = name
+        self.log_path = log_path
+        with open(log_path, "ab") as log:
+            self.popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent
+            )
+
+    @property
+    def pid(self):
+        return self.popen.pid
+
+    @property
+    def log(self):
+        with open(self.log_path, errors="replace") as file:
+            return file.read()
+
+    @property
+    def tidepool_lines(self):
+        return [line for line in self.log.splitlines() if line.startswith("tidepool")]
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def terminate(self, limit_s=10.0):
+        """SIGTERM, and the exit status as a shell shows it."""
+        self.popen.send_signal(signal.SIGTERM)
+        code = self.popen.wait(limit_s)
+        return 128 - code if code < 0 else code
+
+    def kill(self):
+        """kill -9 and reap."""
+        if self.popen.poll() is None:
+            self.popen.kill()
+        return self.popen.wait(10)
+
+    def dispose(self):
+        self.kill()
