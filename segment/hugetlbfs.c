@@ -6,8 +6,8 @@
  *
  * It must not know: addresses of segments, who maps them, the server.
  *
- * Files cannot be sealed. Readers compare their sizes with what was announced; only root and this
- * user get them at all.
+ * Files cannot be sealed. Readers compare their sizes with what was announced; only root, this user
+ * and those that it lists (TIDEPOOL_ALLOW_UIDS) get them at all, and could cut them off.
  */
 #include <dirent.h>
 #include <errno.h>
