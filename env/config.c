@@ -13,6 +13,7 @@
 
 #define MAX_WAIT_S 86400
 #define DEFAULT_WAIT_S 300
+#define DEFAULT_RESTORE_BYTES (UINT64_C(1280) << 20)
 #define MAX_COPY_THREADS 64
 #define MAX_NODE 1023 /* the kernel's largest node number */
 
@@ -258,6 +259,21 @@ static void parse_store_dirs(const struct tp_parse *parse, const char *cumem_dir
                            store->socket_dir);
 }
 
+/* Mooncake's own settings: a value that Mooncake does not take leaves its default, as there. */
+static void parse_mooncakes_memory(const struct tp_parse *parse) {
+    struct tp_store_config *store = &parse->config->store;
+    const char *bytes = tp_parse_variable(parse, "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES");
+    const char *uring = tp_parse_variable(parse, "MOONCAKE_OFFLOAD_USE_URING");
+    const char *pinned = tp_parse_variable(parse, "MC_STORE_PIN_MEMORY_MAX_BYTES");
+
+    if (!bytes || tp_value_u64(bytes, TP_VALUE_MAX_BYTES, &store->restore_bytes) < 0)
+        store->restore_bytes = DEFAULT_RESTORE_BYTES;
+    if (!uring)
+        uring = tp_parse_variable(parse, "MOONCAKE_USE_URING");
+    store->restore_uring = uring && !strcmp(uring, "true");
+    store->pins_segments = pinned && strcmp(pinned, "0") != 0;
+}
+
 static void parse_store(const struct tp_parse *parse) {
     struct tp_store_config *store = &parse->config->store;
     const char *cumem_dir = tp_parse_variable(parse, "MC_STORE_CUMEM_SOCKET_DIR");
@@ -272,8 +288,7 @@ static void parse_store(const struct tp_parse *parse) {
     parse_piece_bytes(parse);
     parse_flag(parse, TP_STORE_HALF, "TIDEPOOL_HUGEPAGES", &store->hugepages);
     parse_count(parse, TP_STORE_HALF, "MC_STORE_SHM_SEGMENT_WAIT_S", MAX_WAIT_S, &store->wait_s);
-    if (tp_parse_variable(parse, "MC_STORE_SHM_SEGMENT_WAIT_S"))
-        tp_parse_inactive(parse->config, "MC_STORE_SHM_SEGMENT_WAIT_S");
+    parse_mooncakes_memory(parse);
 }
 
 static void parse_engine(const struct tp_parse *parse) {
@@ -282,6 +297,7 @@ static void parse_engine(const struct tp_parse *parse) {
     const char *socket_dir = tp_parse_variable(parse, "TIDEPOOL_SOCKET_DIR");
 
     engine->device_copy = true;
+    engine->register_ahead_chunks = 8;
     if (conf)
         tp_parse_tent_conf(parse->config, conf);
     if (engine->half == TP_HALF_ON && !engine->socket_dir[0]) {
@@ -301,6 +317,13 @@ static void parse_engine(const struct tp_parse *parse) {
     parse_flag(parse, TP_ENGINE_HALF, "MC_STORE_BATCHED_PUT", &engine->batched_put);
 }
 
+/* An amount of Mooncake's that is not 0. */
+static bool asked_for(const struct tp_parse *parse, const char *name) {
+    const char *value = tp_parse_variable(parse, name);
+
+    return value && strspn(value, " 0") != strlen(value);
+}
+
 /* Settings of Mooncake's own that matter here. A value that is not ours is Mooncake's business: a
  * notice. */
 static void parse_shared(const struct tp_parse *parse) {
@@ -316,12 +339,12 @@ static void parse_shared(const struct tp_parse *parse) {
                         " is left to Mooncake (Tidepool knows only boot_id)",
                         TP_SHOW(machine_id));
     config->platform_cpu = platform && !strcmp(platform, "cpu");
-    if (config->platform_cpu)
-        tp_parse_inactive(config, "MC_TENT_PLATFORM");
-    else if (platform)
+    if (platform && !config->platform_cpu)
         tp_parse_notice(
             config, "MC_TENT_PLATFORM: " TP_SHOWN " is left to Mooncake (Tidepool knows only cpu)",
             TP_SHOW(platform));
+    config->force_shm = tp_parse_variable(parse, "MC_FORCE_SHM") != NULL;
+    config->pinned_restore = asked_for(parse, "MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES");
     if (backend && !strcmp(backend, "rs"))
         tp_parse_wrong(config, TP_STORE_HALF | TP_ENGINE_HALF,
                        "MOONCAKE_STORE_BACKEND: \"rs\" selects a store that Tidepool cannot serve "

@@ -276,41 +276,37 @@ static void parse_dirs(const struct shm_parse *parse) {
  * ---------------------------------------------------------------------------------------------------
  */
 
-static const struct {
-    const char *key;
-    bool active;
-} known_keys[] = {
-    {"enable", true},
-    {"socket_dir", true},
-    {"cumem_socket_dir", true},
-    {"device_copy", true},
-    {"register_peer_memory", false},
-    {"register_max_bytes", false},
-    {"register_ahead_chunks", false},
-    {"copy_engine", true},
-    {"kernel_max_bytes", true},
-    {"kernel_blocks", true},
+static const char *const known_keys[] = {
+    "enable",
+    "socket_dir",
+    "cumem_socket_dir",
+    "device_copy",
+    "register_peer_memory",
+    "register_max_bytes",
+    "register_ahead_chunks",
+    "copy_engine",
+    "kernel_max_bytes",
+    "kernel_blocks",
 };
+
+static bool is_known(const char *key) {
+    size_t i = 0;
+
+    while (i < sizeof(known_keys) / sizeof(*known_keys) && strcmp(known_keys[i], key) != 0)
+        i++;
+    return i < sizeof(known_keys) / sizeof(*known_keys);
+}
 
 static void note_keys(const struct shm_parse *parse) {
     for (void *at = json_object_iter((json_t *)parse->shm); at;
          at = json_object_iter_next((json_t *)parse->shm, at)) {
         const char *key = json_object_iter_key(at);
-        size_t i = 0;
 
-        while (i < sizeof(known_keys) / sizeof(*known_keys) && strcmp(known_keys[i].key, key) != 0)
-            i++;
-        if (i == sizeof(known_keys) / sizeof(*known_keys)) {
+        if (!is_known(key))
             tp_parse_notice(
                 parse->config,
                 "transports.shm.%.64s in %.120s is not a setting of Tidepool; left to Mooncake",
                 key, parse->source);
-        } else if (!known_keys[i].active) {
-            char name[64];
-
-            tp_text_format(name, sizeof(name), "transports.shm.%s", known_keys[i].key);
-            tp_parse_inactive(parse->config, name);
-        }
     }
 }
 

@@ -24,6 +24,7 @@ struct tp_cuda {
 
 /*
  * The driver, if this process has loaded libcuda.so.1 (`load`: or it can be loaded now); else NULL.
+ * The stand-in for it (stubs/) counts as absent.
  * A driver that lacks a BASE entry counts as absent; *ret_unusable (may be NULL) is then true.
  * Absence is looked at again at most every 10 ms. Any thread.
  */

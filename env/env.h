@@ -79,9 +79,17 @@ struct tp_store_config {
     uint64_t
         piece_bytes; /* as given; 0 means default (2 GiB). Users of it round up to the page size */
     bool hugepages;  /* TIDEPOOL_HUGEPAGES=1: memfd segments on hugetlb pages */
-    unsigned node_count; /* 0: all online nodes */
+    uint64_t hugepage_bytes; /* not a setting: the page size of a segment for which Mooncake asks
+                                for huge pages (MC_STORE_USE_HUGEPAGE); 0 for all others */
+    unsigned node_count;     /* 0: all online nodes */
     int nodes[TP_MAX_NODES];
     unsigned wait_s; /* MC_STORE_SHM_SEGMENT_WAIT_S, default 300 */
+    /* Mooncake's, for its SSD tier: the size of the buffer from which engines pull what was read
+     * back (MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES, default 1280 MiB), and whether it reads with
+     * io_uring (MOONCAKE_OFFLOAD_USE_URING=true), which pins it. */
+    uint64_t restore_bytes;
+    bool restore_uring;
+    bool pins_segments; /* Mooncake's MC_STORE_PIN_MEMORY_MAX_BYTES is set and not 0 */
 };
 
 struct tp_engine_config {
@@ -103,8 +111,11 @@ struct tp_engine_config {
 struct tp_config {
     struct tp_store_config store;
     struct tp_engine_config engine;
-    bool boot_id_only;        /* MC_TENT_MACHINE_ID=boot_id */
-    bool platform_cpu;        /* MC_TENT_PLATFORM=cpu */
+    bool boot_id_only; /* MC_TENT_MACHINE_ID=boot_id */
+    bool platform_cpu; /* MC_TENT_PLATFORM=cpu */
+    /* Modes of Mooncake's own that are asked for: MC_FORCE_SHM, and
+     * MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES. */
+    bool force_shm, pinned_restore;
     unsigned allow_uid_count; /* TIDEPOOL_ALLOW_UIDS=1000,1001: peers accepted besides root and our
                                  own uid */
     uid_t allow_uids[TP_MAX_UIDS];

@@ -19,8 +19,7 @@ const struct tp_setting tp_settings[] = {
     {"MC_STORE_CUMEM_PIECE_BYTES", "bytes above 0, also with K, M, G or T (powers of 1024)", "2G",
      "Store: the size of one allocation; rounded up to the page size.", true},
     {"MC_STORE_SHM_SEGMENT_WAIT_S", "seconds from 0 to 86400", "300",
-     "Store: how long to wait at start for engines to let go of the previous store's hugepages.",
-     false},
+     "Store: how long to wait at start for engines to let go of the previous store's pages.", true},
     {"TIDEPOOL_SOCKET_DIR", "a directory", "the segment directory; needed for memfd",
      "Store: where it listens. Engine: used when MC_TENT_CONF names no directory.", true},
     {"TIDEPOOL_HUGEPAGES", "0 or 1", "0", "Store: memfd segments on hugetlb pages.", true},
@@ -38,11 +37,16 @@ const struct tp_setting tp_settings[] = {
     {"transports.shm.device_copy", "true or false", "true",
      "Engine: also for GPU memory; false leaves requests for GPU memory to Mooncake.", true},
     {"transports.shm.register_peer_memory", "true or false", "false",
-     "Engine: register the store's memory with CUDA in chunks (hosts without HMM).", false},
+     "Engine: register a store's memory with CUDA in chunks of 4 MiB, for stores on memfd, tmpfs "
+     "or hugetlbfs. CUDA "
+     "VMM memory does not need it, nor do hosts with HMM: both skip it.",
+     true},
     {"transports.shm.register_max_bytes", "bytes, or a string such as \"4G\"; 0: no limit", "0",
-     "Engine: how much of it may be registered at once.", false},
-    {"transports.shm.register_ahead_chunks", "0 to 1024", "0",
-     "Engine: chunks registered ahead of use.", false},
+     "Engine: how much of it may be registered at once; beyond it, what was not used for longest "
+     "gives way.",
+     true},
+    {"transports.shm.register_ahead_chunks", "0 to 1024", "8",
+     "Engine: chunks registered ahead of use, in the background.", true},
     {"transports.shm.copy_engine", "\"auto\", \"dma\" or \"kernel\"", "auto",
      "Engine: how GPU memory is copied.", true},
     {"transports.shm.kernel_max_bytes", "bytes, or a string such as \"64K\"; 0: calibrated", "0",
@@ -58,9 +62,20 @@ const struct tp_setting tp_settings[] = {
      "Both: two processes share a host when the kernel's boot_id is equal, whatever "
      "/etc/machine-id says.",
      true},
-    {"MC_TENT_PLATFORM", "cpu", "not set", "Store: keep it off the CUDA runtime.", false},
+    {"MC_TENT_PLATFORM", "cpu", "not set",
+     "Store: keep it off the CUDA runtime. It makes no context, and with tidepool run it starts in "
+     "a container without CUDA's libraries.",
+     true},
     {"MOONCAKE_STORE_BACKEND", "not rs", "not set",
      "Mooncake's: its Rust store has no border that Tidepool could serve.", true},
+    {"MC_FORCE_SHM", "anything", "not set",
+     "Mooncake's: its own shared memory does not reach a store's segments; Tidepool's path is used "
+     "all the same.",
+     true},
+    {"MC_STORE_PINNED_RESTORE_ARENA_SIZE_BYTES", "bytes", "not set",
+     "Mooncake's: memory of the CUDA runtime, which makes a context also under "
+     "MC_TENT_PLATFORM=cpu.",
+     true},
     {"TIDEPOOL_ALLOW_UIDS", "at most 32 user ids such as 1000,1001", "none",
      "Both: peers and directory owners accepted besides root and our own user.", true},
     {"TIDEPOOL_LOG", "error, warn, info or debug", "warn",

@@ -22,12 +22,15 @@ struct tp_need {
     unsigned node_count; /* pieces go round-robin over these nodes */
     const int *nodes;
     uint64_t piece_bytes; /* as configured */
+    uint64_t held_bytes;  /* in other segments of this process */
 };
 
 struct tp_backing;
 
 struct tp_backing_ops {
     enum tp_wire_kind wire_kind;
+    /* The page size that this configuration asks for; 4096 where it cannot be told. */
+    uint64_t (*page_bytes)(const struct tp_config *config);
     /*
      * Look whether `need` can be met (alignment, room) and fill in *ret_backing. On failure one
      * line was logged that says what is missing and what to do, and nothing is left to close.

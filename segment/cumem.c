@@ -263,12 +263,23 @@ static int make_pieces(struct build *build) {
     return result;
 }
 
+/* Mooncake asks for huge pages of the kernel's pool; the driver has its own. */
+static void say_pages(const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (config->store.hugepage_bytes)
+        tp_log_once(
+            &said, TP_LOG_WARN,
+            "MC_STORE_USE_HUGEPAGE is not followed: MC_STORE_CUMEM_SOCKET_DIR wins, and its "
+            "segments are memory of the CUDA driver, not of the pool of huge pages");
+}
+
 int tp_cumem_build(uint64_t bytes, uint64_t alignment, uint64_t held_fds,
                    const struct tp_config *config, struct tp_pieces *ret_pieces) {
     struct build build = {.said = ATOMIC_FLAG_INIT};
     int result = open_driver(&build.cuda);
     if (result < 0)
         return result;
+    say_pages(config);
     tp_placement_choose(config, &build.placement);
     result = probe_nodes(&build);
     if (result == 0)

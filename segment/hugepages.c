@@ -37,62 +37,72 @@ static int read_number(const char *directory, const char *name, uint64_t *ret_va
     return 0;
 }
 
+static void pool_path(char path[static 160], uint64_t page_bytes, int node) {
+    if (node < 0)
+        snprintf(path, 160, "/sys/kernel/mm/hugepages/hugepages-%" PRIu64 "kB", page_bytes / 1024);
+    else
+        snprintf(path, 160, "/sys/devices/system/node/node%d/hugepages/hugepages-%" PRIu64 "kB",
+                 node, page_bytes / 1024);
+}
+
+/* Pages that the kernel makes when the pool is empty, on whichever node. Older kernels have no such
+ * figures. */
+static uint64_t overcommit_left(uint64_t page_bytes) {
+    char directory[160];
+    uint64_t surplus = 0;
+    uint64_t overcommit = 0;
+    pool_path(directory, page_bytes, -1);
+    (void)read_number(directory, "surplus_hugepages", &surplus);
+    (void)read_number(directory, "nr_overcommit_hugepages", &overcommit);
+    return overcommit > surplus ? overcommit - surplus : 0;
+}
+
 int tp_hugepages_read(uint64_t page_bytes, int node, struct tp_hugepages *ret_pool) {
     char directory[160];
     uint64_t free_pages = 0;
     uint64_t total = 0;
     uint64_t promised = 0;
-    uint64_t surplus = 0;
-    uint64_t overcommit = 0;
-    if (node < 0)
-        snprintf(directory, sizeof directory, "/sys/kernel/mm/hugepages/hugepages-%" PRIu64 "kB",
-                 page_bytes / 1024);
-    else
-        snprintf(directory, sizeof directory,
-                 "/sys/devices/system/node/node%d/hugepages/hugepages-%" PRIu64 "kB", node,
-                 page_bytes / 1024);
+    pool_path(directory, page_bytes, node);
     int result = read_number(directory, "free_hugepages", &free_pages);
     if (result == 0)
         result = read_number(directory, "nr_hugepages", &total);
     if (result < 0)
         return result;
-    if (node < 0) {
-        /* Only the machine's pool has these; older kernels may lack them. */
+    if (node < 0) /* promises are not a node's */
         (void)read_number(directory, "resv_hugepages", &promised);
-        (void)read_number(directory, "surplus_hugepages", &surplus);
-        (void)read_number(directory, "nr_overcommit_hugepages", &overcommit);
-        /* nr_hugepages counts surplus pages too. */
-        total += overcommit > surplus ? overcommit - surplus : 0;
-        free_pages = free_pages > promised ? free_pages - promised : 0;
-        free_pages += overcommit > surplus ? overcommit - surplus : 0;
-    }
-    ret_pool->free = free_pages;
-    ret_pool->total = total;
+    uint64_t left = overcommit_left(page_bytes);
+    ret_pool->free = (free_pages > promised ? free_pages - promised : 0) + left;
+    ret_pool->total = total + left; /* nr_hugepages counts surplus pages too */
     return 0;
+}
+
+/* One pool against the pages that are needed there; `held_pages` are this process's own, which it
+ * will not let go. */
+static bool pool_fits(uint64_t page_bytes, int node, uint64_t need_pages, uint64_t held_pages,
+                      struct tp_shortage *ret_shortage) {
+    struct tp_hugepages pool = {0};
+    int result = tp_hugepages_read(page_bytes, node, &pool);
+    if (result < 0 && node >= 0)
+        return true; /* no figures of nodes on this kernel: population will tell */
+    if (result == 0 && pool.free >= need_pages)
+        return true;
+    *ret_shortage =
+        (struct tp_shortage){.node = node,
+                             .need_pages = need_pages,
+                             .free_pages = pool.free,
+                             .total_pages = pool.total > held_pages ? pool.total - held_pages : 0};
+    return false;
 }
 
 bool tp_hugepages_fit(const struct tp_need *need, uint64_t page_bytes,
                       struct tp_shortage *ret_shortage) {
-    struct tp_hugepages pool = {0};
-    uint64_t pages = need->bytes / page_bytes;
-    if (tp_hugepages_read(page_bytes, -1, &pool) < 0 || pool.free < pages) {
-        *ret_shortage = (struct tp_shortage){
-            .node = -1, .need_pages = pages, .free_pages = pool.free, .total_pages = pool.total};
+    uint64_t held_pages = need->held_bytes / page_bytes;
+    if (!pool_fits(page_bytes, -1, need->bytes / page_bytes, held_pages, ret_shortage))
         return false;
-    }
-    if (need->node_count < 2)
-        return true;
     for (unsigned i = 0; i < need->node_count; i++) {
-        pages = tp_need_node_pages(need, page_bytes, i);
-        if (tp_hugepages_read(page_bytes, need->nodes[i], &pool) < 0)
-            continue; /* no per-node figures on this kernel: population will tell */
-        if (pool.free < pages) {
-            *ret_shortage = (struct tp_shortage){.node = need->nodes[i],
-                                                 .need_pages = pages,
-                                                 .free_pages = pool.free,
-                                                 .total_pages = pool.total};
+        if (!pool_fits(page_bytes, need->nodes[i], tp_need_node_pages(need, page_bytes, i),
+                       held_pages / need->node_count, ret_shortage))
             return false;
-        }
     }
     return true;
 }

@@ -10,17 +10,19 @@ struct tp_need;
 
 struct tp_hugepages {
     uint64_t free;  /* neither used nor promised to another mapping, overcommit included */
-    uint64_t total; /* what there would be if everybody else let go */
+    uint64_t total; /* what there would be if everybody let go */
 };
 
 /* The pool of pages of `page_bytes`; `node` -1: the whole machine. 0 or -errno (-ENOENT: the kernel
  * has no such pages). */
 int tp_hugepages_read(uint64_t page_bytes, int node, struct tp_hugepages *ret_pool);
 
-/* Which pool is too small for a need. */
+/* What is too small for a need. */
 struct tp_shortage {
-    int node; /* -1: the whole machine */
-    uint64_t need_pages, free_pages, total_pages;
+    bool mount; /* the file system's size=; else the kernel's pool of huge pages */
+    int node;   /* of that pool; -1: the whole machine */
+    uint64_t need_pages, free_pages;
+    uint64_t total_pages; /* what there would be if everybody else let go */
 };
 
 /* Compare a need with the pools, the machine's and each node's. True when it fits; else

@@ -9,6 +9,7 @@
  * Files cannot be sealed. Readers compare their sizes with what was announced; only root and this
  * user get them at all.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -16,132 +17,115 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "env/env.h"
 #include "segment/backing.h"
-#include "segment/hugepages.h"
+#include "segment/room.h"
 
 /* linux/magic.h has them too, but not in every distribution's headers. */
 #define HUGETLBFS_TYPE 0x958458f6UL
 #define TMPFS_TYPE 0x01021994UL
 
 #define SMALL_PAGE UINT64_C(4096)
-#define POLL_MS 250 /* while waiting for huge pages */
 #define NAME_TRIES 8
+#define NAME_PREFIX ".tidepool-"
+#define NAME_DIGITS 32
+#define SWEEP_NAMES 4096
 
-static void say_shortage(const struct tp_shortage *shortage, uint64_t page_bytes, const char *path,
-                         const char *then) {
-    char where[32] = "";
-    if (shortage->node >= 0)
-        snprintf(where, sizeof where, " on node %d", shortage->node);
-    tp_log(shortage->total_pages >= shortage->need_pages ? TP_LOG_WARN : TP_LOG_ERROR,
-           "MC_STORE_SHM_SEGMENT_DIR=%s: the segment needs %" PRIu64 " pages of %" PRIu64
-           " KiB%s, %" PRIu64 " of %" PRIu64 " are free: %s",
-           path, shortage->need_pages, page_bytes >> 10, where, shortage->free_pages,
-           shortage->total_pages, then);
+static unsigned long type_of(const struct statfs *mount) {
+    return (unsigned long)mount->f_type & 0xffffffffUL;
 }
 
-/*
- * Pages of a store that has just ended come back when its last engine lets go of them: worth
- * waiting for, unless there would not be enough even then.
- */
-static int wait_for_pages(const struct tp_config *config, const struct tp_need *need,
-                          uint64_t page_bytes) {
-    const char *path = config->store.segment_dir;
-    struct tp_shortage shortage;
-    struct timespec start;
-    struct timespec now;
-    char text[128];
-    if (tp_hugepages_fit(need, page_bytes, &shortage))
+/* Mappings begin at whole pages. The shim allocates so that they do; memory that it has not seen
+ * allocated may not. */
+static int check_address(const char *path, const struct tp_need *need, uint64_t page_bytes) {
+    if (need->address % page_bytes == 0)
         return 0;
-    if (shortage.total_pages < shortage.need_pages) {
-        say_shortage(&shortage, page_bytes, path,
-                     "raise vm.nr_hugepages or make the segment smaller");
-        return -ENOMEM;
-    }
-    snprintf(text, sizeof text,
-             "waiting up to %u s (MC_STORE_SHM_SEGMENT_WAIT_S) for others to let go",
-             config->store.wait_s);
-    say_shortage(&shortage, page_bytes, path, text);
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    do {
-        nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000L}, NULL);
-        if (tp_hugepages_fit(need, page_bytes, &shortage))
-            return 0;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-    } while (now.tv_sec - start.tv_sec < (time_t)config->store.wait_s);
-    tp_log(TP_LOG_ERROR,
-           "MC_STORE_SHM_SEGMENT_DIR=%s: still %" PRIu64 " of %" PRIu64 " pages of %" PRIu64
-           " KiB free after %u s: another process holds them (grep -l hugetlb /proc/*/maps)",
-           path, shortage.free_pages, shortage.need_pages, page_bytes >> 10, config->store.wait_s);
-    return -ENOMEM;
+    tp_log(
+        TP_LOG_ERROR,
+        "MC_STORE_SHM_SEGMENT_DIR=%s: memory at %#" PRIx64
+        " is not aligned to the mount's pages of %" PRIu64
+        " KiB: name libtidepool.so first in LD_PRELOAD, set "
+        "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES if it is the SSD tier's buffer, or use a mount "
+        "with smaller pages",
+        path, need->address, page_bytes >> 10);
+    return -EINVAL;
 }
 
-/* What the mount itself may give: tmpfs always says, hugetlbfs only when it was mounted with a
- * size. */
-static int check_mount(const struct tp_config *config, const struct tp_need *need,
-                       const struct statfs *mount, uint64_t page_bytes) {
-    uint64_t bytes = need->bytes / page_bytes * page_bytes;
-    if ((int64_t)mount->f_blocks <= 0)
-        return 0;
-    uint64_t room = (uint64_t)mount->f_bavail * (uint64_t)mount->f_bsize;
-    if (room >= bytes)
-        return 0;
-    tp_log(TP_LOG_ERROR,
-           "MC_STORE_SHM_SEGMENT_DIR=%s: the segment needs %" PRIu64 " MiB and the file system has "
-           "%" PRIu64 " MiB free: mount it with a larger size= or make the segment smaller",
-           config->store.segment_dir, bytes >> 20, room >> 20);
-    return -ENOSPC;
+/* Mooncake asks for huge pages of its own; the mount's are what a segment in it gets. */
+static void say_pages(const struct tp_config *config, const struct tp_backing *backing) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    uint64_t asked = config->store.hugepage_bytes;
+    if (asked == 0 || asked == backing->page_bytes)
+        return;
+    tp_log_once(&said, TP_LOG_WARN,
+                "MC_STORE_USE_HUGEPAGE asks for pages of %" PRIu64
+                " KiB, and those of MC_STORE_SHM_SEGMENT_DIR=%s are of %" PRIu64
+                " KiB: the directory wins",
+                asked >> 10, config->store.segment_dir, backing->page_bytes >> 10);
 }
 
-static int check_huge(const struct tp_config *config, const struct tp_need *need,
-                      uint64_t page_bytes) {
-    if (need->address % page_bytes != 0) {
-        tp_log(TP_LOG_ERROR,
-               "MC_STORE_SHM_SEGMENT_DIR=%s: memory at %#" PRIx64
-               " is not aligned to the mount's pages of %" PRIu64
-               " KiB: use a mount with smaller pages",
-               config->store.segment_dir, need->address, page_bytes >> 10);
-        return -EINVAL;
-    }
-    return wait_for_pages(config, need, page_bytes);
-}
-
-static int look_at_mount(const struct tp_config *config, const struct tp_need *need, int dir_fd,
-                         struct tp_backing *backing) {
-    const char *path = config->store.segment_dir;
+static int look_at_mount(const char *path, int dir_fd, struct tp_backing *backing) {
     struct statfs mount;
     if (fstatfs(dir_fd, &mount) < 0) {
         int result = -errno;
         tp_log(TP_LOG_ERROR, "MC_STORE_SHM_SEGMENT_DIR=%s: %s", path, strerror(-result));
         return result;
     }
-    unsigned long type = (unsigned long)mount.f_type & 0xffffffffUL;
+    unsigned long type = type_of(&mount);
     if (type == HUGETLBFS_TYPE) {
         backing->page_bytes = (uint64_t)mount.f_bsize;
         backing->hugetlb = true;
         snprintf(backing->detail, sizeof backing->detail, "hugetlbfs %.50s", path);
-        int result = check_huge(config, need, backing->page_bytes);
-        return result < 0 ? result : check_mount(config, need, &mount, backing->page_bytes);
+        return 0;
     }
     if (type == TMPFS_TYPE) {
         backing->page_bytes = SMALL_PAGE;
         backing->advise_thp = true; /* acts on mounts with huge=advise */
         snprintf(backing->detail, sizeof backing->detail, "tmpfs %.50s", path);
-        if (need->address % SMALL_PAGE == 0)
-            return check_mount(config, need, &mount, SMALL_PAGE);
-        tp_log(TP_LOG_ERROR, "segment at %#" PRIx64 " is not aligned to 4096 bytes: not shared",
-               need->address);
-        return -EINVAL;
+        return 0;
     }
     tp_log(TP_LOG_ERROR,
            "MC_STORE_SHM_SEGMENT_DIR=%s is not hugetlbfs or tmpfs (type %#lx): name a directory on "
-           "one, "
-           "or 'memfd'",
+           "one, or 'memfd'",
            path, type);
     return -EINVAL;
+}
+
+static uint64_t files_page_bytes(const struct tp_config *config) {
+    char error[512];
+    struct statfs mount;
+    int fd = tp_host_open_dir(config->store.segment_dir, true, config, error, sizeof error);
+    uint64_t bytes = SMALL_PAGE;
+    if (fd >= 0 && fstatfs(fd, &mount) == 0 && type_of(&mount) == HUGETLBFS_TYPE)
+        bytes = (uint64_t)mount.f_bsize;
+    if (fd >= 0)
+        close(fd);
+    return bytes;
+}
+
+/*
+ * Names that make_named left when it was killed between its two calls. One that a live store is
+ * about to take away itself may be among them: it needs the file, not the name.
+ */
+static void sweep_names(int dir_fd) {
+    int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *directory = fd >= 0 ? fdopendir(fd) : NULL;
+    const struct dirent *entry;
+    if (directory == NULL) {
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    for (unsigned i = 0; i < SWEEP_NAMES && (entry = readdir(directory)) != NULL; i++) {
+        size_t prefix = strlen(NAME_PREFIX);
+        if (strncmp(entry->d_name, NAME_PREFIX, prefix) == 0 &&
+            strspn(entry->d_name + prefix, "0123456789abcdef") == NAME_DIGITS &&
+            entry->d_name[prefix + NAME_DIGITS] == 0)
+            (void)unlinkat(dir_fd, entry->d_name, 0);
+    }
+    closedir(directory);
 }
 
 static int files_open(const struct tp_config *config, const struct tp_need *need,
@@ -153,11 +137,23 @@ static int files_open(const struct tp_config *config, const struct tp_need *need
         tp_log(TP_LOG_ERROR, "MC_STORE_SHM_SEGMENT_DIR: %s", error);
         return backing.dir_fd;
     }
-    int result = look_at_mount(config, need, backing.dir_fd, &backing);
+    sweep_names(backing.dir_fd);
+    const char *path = config->store.segment_dir;
+    int result = look_at_mount(path, backing.dir_fd, &backing);
+    if (result == 0)
+        result = check_address(path, need, backing.page_bytes);
+    if (result == 0)
+        result = tp_room_wait(&(struct tp_room){.path = path,
+                                                .dir_fd = backing.dir_fd,
+                                                .hugetlb = backing.hugetlb,
+                                                .page_bytes = backing.page_bytes,
+                                                .wait_s = config->store.wait_s},
+                              need);
     if (result < 0) {
         close(backing.dir_fd);
         return result;
     }
+    say_pages(config, &backing);
     *ret_backing = backing;
     return 0;
 }
@@ -166,7 +162,7 @@ static int files_open(const struct tp_config *config, const struct tp_need *need
 static int make_named(int dir_fd) {
     for (unsigned i = 0; i < NAME_TRIES; i++) {
         uint8_t id[16];
-        char name[48] = ".tidepool-";
+        char name[48] = NAME_PREFIX;
         size_t used = strlen(name);
         int result = tp_random_id(id);
         if (result < 0)
@@ -210,6 +206,7 @@ static void files_close(struct tp_backing *backing) {
 
 const struct tp_backing_ops tp_backing_files = {
     .wire_kind = TP_WIRE_MMAP,
+    .page_bytes = files_page_bytes,
     .open = files_open,
     .create = files_create,
     .close = files_close,

@@ -20,48 +20,58 @@
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
 #endif
-#ifndef MFD_HUGE_2MB
-#define MFD_HUGE_2MB (21U << 26)
-#endif
+#define MFD_HUGE_SHIFT_BITS 26 /* linux/memfd.h: the logarithm of the page size lies there */
 
 #define SMALL_PAGE UINT64_C(4096)
 #define HUGE_PAGE (UINT64_C(2) << 20)
 
 /* True when the segment can lie on 2 MiB pages; otherwise one line said why it will not. */
-static bool hugepages_possible(const struct tp_need *need) {
+static bool hugepages_possible(const struct tp_config *config, const struct tp_need *need,
+                               uint64_t page_bytes) {
+    const char *setting =
+        config->store.hugepage_bytes ? "MC_STORE_USE_HUGEPAGE" : "TIDEPOOL_HUGEPAGES=1";
     struct tp_shortage shortage;
-    if (need->address % HUGE_PAGE != 0) {
+    if (need->address % page_bytes != 0) {
         tp_log(TP_LOG_WARN,
-               "TIDEPOOL_HUGEPAGES=1: the segment at %#" PRIx64
-               " is not aligned to 2 MiB; it gets ordinary pages",
-               need->address);
+               "%s: the segment at %#" PRIx64 " is not aligned to %" PRIu64
+               " KiB; it gets ordinary pages",
+               setting, need->address, page_bytes >> 10);
         return false;
     }
-    if (need->bytes < HUGE_PAGE)
+    if (need->bytes < page_bytes)
         return false;
-    if (tp_hugepages_fit(need, HUGE_PAGE, &shortage))
+    if (tp_hugepages_fit(need, page_bytes, &shortage))
         return true;
     char where[32] = "";
     if (shortage.node >= 0)
         snprintf(where, sizeof where, " on node %d", shortage.node);
     tp_log(TP_LOG_WARN,
-           "TIDEPOOL_HUGEPAGES=1: the segment needs %" PRIu64 " pages of 2 MiB%s and %" PRIu64
+           "%s: the segment needs %" PRIu64 " pages of %" PRIu64 " KiB%s and %" PRIu64
            " are free (vm.nr_hugepages); it gets ordinary pages",
-           shortage.need_pages, where, shortage.free_pages);
+           setting, shortage.need_pages, page_bytes >> 10, where, shortage.free_pages);
     return false;
+}
+
+static uint64_t memfd_page_bytes(const struct tp_config *config) {
+    uint64_t huge = config->store.hugepage_bytes ? config->store.hugepage_bytes : HUGE_PAGE;
+    return config->store.hugepages ? huge : SMALL_PAGE;
 }
 
 static int memfd_open(const struct tp_config *config, const struct tp_need *need,
                       struct tp_backing *ret_backing) {
-    bool huge = config->store.hugepages && hugepages_possible(need);
+    uint64_t huge_bytes = memfd_page_bytes(config);
+    bool huge = config->store.hugepages && hugepages_possible(config, need, huge_bytes);
     *ret_backing = (struct tp_backing){.ops = &tp_backing_memfd,
-                                       .page_bytes = huge ? HUGE_PAGE : SMALL_PAGE,
+                                       .page_bytes = huge ? huge_bytes : SMALL_PAGE,
                                        .hugetlb = huge,
                                        .reserve_first = huge,
                                        .advise_thp = !huge,
                                        .dir_fd = -1};
-    snprintf(ret_backing->detail, sizeof ret_backing->detail, "%s",
-             huge ? "memfd, 2 MiB pages" : "memfd, THP advised");
+    if (huge)
+        snprintf(ret_backing->detail, sizeof ret_backing->detail, "memfd, %" PRIu64 " MiB pages",
+                 huge_bytes >> 20);
+    else
+        snprintf(ret_backing->detail, sizeof ret_backing->detail, "memfd, THP advised");
     if (need->address % SMALL_PAGE != 0) {
         tp_log(TP_LOG_ERROR, "segment at %#" PRIx64 " is not aligned to 4096 bytes: not shared",
                need->address);
@@ -71,10 +81,11 @@ static int memfd_open(const struct tp_config *config, const struct tp_need *need
 }
 
 /* The flags that this kernel takes: MFD_NOEXEC_SEAL is refused with EINVAL before Linux 6.3. */
-static int make_memfd(bool huge) {
+static int make_memfd(const struct tp_backing *backing) {
     unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-    if (huge)
-        flags |= MFD_HUGETLB | MFD_HUGE_2MB;
+    if (backing->hugetlb)
+        flags |= MFD_HUGETLB | (unsigned)__builtin_ctzll(backing->page_bytes)
+                                   << MFD_HUGE_SHIFT_BITS;
     int fd = memfd_create("tidepool-segment", flags | MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL)
         fd = memfd_create("tidepool-segment", flags);
@@ -82,7 +93,7 @@ static int make_memfd(bool huge) {
 }
 
 static int memfd_create_piece(struct tp_backing *backing, uint64_t bytes, int *ret_fd) {
-    int fd = make_memfd(backing->hugetlb);
+    int fd = make_memfd(backing);
     if (fd < 0)
         return fd;
     /*
@@ -105,6 +116,7 @@ static void memfd_close(struct tp_backing *backing) {
 
 const struct tp_backing_ops tp_backing_memfd = {
     .wire_kind = TP_WIRE_MMAP,
+    .page_bytes = memfd_page_bytes,
     .open = memfd_open,
     .create = memfd_create_piece,
     .close = memfd_close,

@@ -16,10 +16,13 @@
 
 #include "env/env.h"
 #include "segment/backing.h"
+#include "segment/hugepages.h"
 #include "segment/placement.h"
 #include "segment/populate.h"
+#include "segment/segment.h"
 
 #define DEFAULT_PIECE_BYTES (UINT64_C(2) << 30)
+#define SMALL_PAGE UINT64_C(4096)
 #define PMD_BYTES (UINT64_C(2) << 20) /* x86-64: what a transparent huge page covers */
 
 struct build {
@@ -59,22 +62,23 @@ static uint64_t piece_length(const struct tp_pieces *pieces, uint32_t index) {
                                                        : pieces->piece_bytes;
 }
 
-static const struct tp_backing_ops *choose_backing(const struct tp_config *config, int *error) {
+/* NULL: none is configured. */
+static const struct tp_backing_ops *choose_backing(const struct tp_config *config) {
     switch (config->store.kind) {
     case TP_SEGMENT_MEMFD:
+    case TP_SEGMENT_CUMEM: /* has addresses of its own; memory that exists already gets memfds */
         return &tp_backing_memfd;
     case TP_SEGMENT_FILES:
         return &tp_backing_files;
-    case TP_SEGMENT_CUMEM:
-        tp_log(TP_LOG_ERROR, "CUDA VMM memory cannot be laid over memory that exists already");
-        *error = -ENOTSUP;
-        return NULL;
     case TP_SEGMENT_NONE:
     default:
-        tp_log(TP_LOG_ERROR, "no segment memory is configured: set MC_STORE_SHM_SEGMENT_DIR");
-        *error = -EINVAL;
         return NULL;
     }
+}
+
+size_t tp_segment_page_bytes(const struct tp_config *config) {
+    const struct tp_backing_ops *ops = choose_backing(config);
+    return ops != NULL ? ops->page_bytes(config) : SMALL_PAGE;
 }
 
 /* fds are the host process's too: a quarter of its limit is ours. */
@@ -196,6 +200,26 @@ static int create_piece(struct build *build, uint32_t index) {
     return tp_placement_bind(&build->placement, index, address, bytes);
 }
 
+static void say_unfilled(const struct build *build, int error) {
+    const struct tp_pieces *pieces = &build->pieces;
+    struct tp_hugepages pool = {0};
+    if (build->backing.hugetlb && tp_hugepages_read(pieces->page_bytes, -1, &pool) == 0)
+        /* They were there a moment ago: another process was faster, or a cgroup or a node's cpuset
+         * says no. */
+        tp_log(TP_LOG_ERROR,
+               "cannot populate a segment of %" PRIu64 " pages of %" PRIu64
+               " KiB (%s): %s; %" PRIu64
+               " are free now: raise vm.nr_hugepages, check the cgroup's hugetlb limit, or make it "
+               "smaller",
+               pieces->bytes / pieces->page_bytes, pieces->page_bytes >> 10, build->backing.detail,
+               strerror(-error), pool.free);
+    else
+        tp_log(TP_LOG_ERROR,
+               "cannot populate a segment of %" PRIu64
+               " MiB (%s): %s; make it smaller or free memory",
+               pieces->bytes >> 20, build->backing.detail, strerror(-error));
+}
+
 static int fill(struct build *build, bool keep_contents) {
     const struct tp_pieces *pieces = &build->pieces;
     struct tp_populate_work work = {
@@ -211,10 +235,7 @@ static int fill(struct build *build, bool keep_contents) {
     };
     int result = tp_populate(&work);
     if (result < 0)
-        tp_log(TP_LOG_ERROR,
-               "cannot populate a segment of %" PRIu64
-               " MiB (%s): %s; make it smaller or free memory",
-               pieces->bytes >> 20, build->backing.detail, strerror(-result));
+        say_unfilled(build, result);
     return result;
 }
 
@@ -290,23 +311,26 @@ static int make_and_move(struct build *build, bool keep_contents) {
     return result;
 }
 
-int tp_pieces_build(void *address, size_t bytes, bool keep_contents, uint64_t held_fds,
+int tp_pieces_build(void *address, size_t bytes, bool keep_contents, struct tp_held held,
                     const struct tp_config *config, struct tp_pieces *ret_pieces) {
     struct build build = {.pieces = {.base = address}};
     int result = 0;
-    const struct tp_backing_ops *ops = choose_backing(config, &result);
-    if (ops == NULL)
-        return result;
+    const struct tp_backing_ops *ops = choose_backing(config);
+    if (ops == NULL) {
+        tp_log(TP_LOG_ERROR, "no segment memory is configured: set MC_STORE_SHM_SEGMENT_DIR");
+        return -EINVAL;
+    }
     tp_placement_choose(config, &build.placement);
     build.need = (struct tp_need){.address = (uintptr_t)address,
                                   .bytes = bytes,
                                   .node_count = build.placement.count,
                                   .nodes = build.placement.nodes,
-                                  .piece_bytes = config->store.piece_bytes};
+                                  .piece_bytes = config->store.piece_bytes,
+                                  .held_bytes = held.bytes};
     result = ops->open(config, &build.need, &build.backing);
     if (result < 0)
         return result;
-    result = plan(&build, held_fds);
+    result = plan(&build, held.fds);
     if (result == 0)
         result = make_and_move(&build, keep_contents);
     if (result < 0)

@@ -11,6 +11,11 @@
 
 struct tp_config;
 
+/* What other segments of this process hold already. */
+struct tp_held {
+    uint64_t fds, bytes;
+};
+
 struct tp_pieces {
     void *base;
     uint64_t bytes; /* whole pages */
@@ -26,10 +31,9 @@ struct tp_pieces {
 /*
  * Make the pieces for [address, address + bytes) elsewhere, populate them, copy the contents when
  * `keep_contents`, and only then move them over the range: until the last step nothing of the range
- * has changed, and the last step is undone when it fails. `held_fds`: fds that other segments hold.
- * 0 or -errno with one line logged.
+ * has changed, and the last step is undone when it fails. 0 or -errno with one line logged.
  */
-int tp_pieces_build(void *address, size_t bytes, bool keep_contents, uint64_t held_fds,
+int tp_pieces_build(void *address, size_t bytes, bool keep_contents, struct tp_held held,
                     const struct tp_config *config, struct tp_pieces *ret_pieces);
 
 /*

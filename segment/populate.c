@@ -27,7 +27,7 @@
 
 struct job {
     const struct tp_populate_work *work;
-    uint64_t slices_per_piece;
+    uint64_t slice_bytes, slices_per_piece;
 };
 
 static int reserve(int fd, uint64_t offset, uint64_t bytes) {
@@ -66,13 +66,14 @@ static int64_t run_slice(void *arg, uint64_t number) {
     const struct job *job = arg;
     const struct tp_populate_work *work = job->work;
     uint32_t piece = (uint32_t)(number % work->piece_count);
-    uint64_t offset = number / work->piece_count * SLICE_BYTES;
+    uint64_t offset = number / work->piece_count * job->slice_bytes;
     uint64_t start = piece * work->piece_bytes;
     uint64_t piece_bytes =
         work->bytes - start < work->piece_bytes ? work->bytes - start : work->piece_bytes;
     if (offset >= piece_bytes)
         return 0;
-    uint64_t bytes = piece_bytes - offset < SLICE_BYTES ? piece_bytes - offset : SLICE_BYTES;
+    uint64_t left = piece_bytes - offset;
+    uint64_t bytes = left < job->slice_bytes ? left : job->slice_bytes;
     if (work->reserve_first)
         tp_placement_bind_thread(work->placement, piece);
     int result = populate_slice(work, piece, offset, bytes);
@@ -84,7 +85,11 @@ static int64_t run_slice(void *arg, uint64_t number) {
 }
 
 int tp_populate(const struct tp_populate_work *work) {
-    struct job job = {.work = work, .slices_per_piece = (work->piece_bytes - 1) / SLICE_BYTES + 1};
+    /* Pages of 1 GiB are no smaller than that. */
+    uint64_t slice = work->page_bytes > SLICE_BYTES ? work->page_bytes : SLICE_BYTES;
+    struct job job = {.work = work,
+                      .slice_bytes = slice,
+                      .slices_per_piece = (work->piece_bytes - 1) / slice + 1};
     struct tp_crew_work crew = {.verb = {"populating", "populated"},
                                 .count = job.slices_per_piece * work->piece_count,
                                 .bytes = work->bytes,

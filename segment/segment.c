@@ -31,6 +31,8 @@
 #include "segment/server.h"
 #include "segment/table.h"
 
+#define SMALL_PAGE 4096U
+
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
@@ -62,9 +64,8 @@ static _Atomic uintptr_t lowest = UINTPTR_MAX;
 static _Atomic uintptr_t highest;
 
 /*
- * What `free` looks at: where memory of our own lies, and overlays that end with their memory.
- * Apart from the table, since a forked child must go on to know the former: the range is no memory
- * of malloc's there either.
+ * What `free` looks at: where memory of our own and overlays begin. Apart from the table, since a
+ * forked child must go on to know the former: the range is no memory of malloc's there either.
  */
 static struct {
     _Atomic uintptr_t base; /* 0: none; written last */
@@ -140,9 +141,9 @@ static struct overlay *find_published(uint64_t segment_id) {
 
 /* Take a slot for a range that overlaps no other. */
 static int claim(uintptr_t address, size_t bytes, struct overlay **ret_overlay,
-                 uint64_t *ret_held) {
+                 struct tp_held *ret_held) {
     struct overlay *found = NULL;
-    uint64_t held = 0;
+    struct tp_held held = {0};
     int result = 0;
     pthread_mutex_lock(&table_lock);
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
@@ -152,7 +153,8 @@ static int claim(uintptr_t address, size_t bytes, struct overlay **ret_overlay,
                 found = overlay;
             continue;
         }
-        held += overlay->pieces.count;
+        held.fds += overlay->pieces.count;
+        held.bytes += overlay->pieces.bytes;
         if (address < overlay->claimed + overlay->claimed_bytes &&
             overlay->claimed < address + bytes)
             result = -EEXIST;
@@ -178,12 +180,18 @@ static void say_unclaimed(int error, const void *address) {
                TP_WIRE_MAX_SEGMENTS);
 }
 
+static enum tp_segment_kind kind_of(const struct tp_pieces *pieces) {
+    enum tp_segment_kind kind = tp_config()->store.kind;
+    bool beside = kind == TP_SEGMENT_CUMEM && pieces->wire_kind != TP_WIRE_CUMEM;
+    return beside ? TP_SEGMENT_MEMFD : kind;
+}
+
 /* Under the lock. `state` is written last: readers of the page look at it first. */
 static void show(const struct overlay *overlay, enum tp_slot_state state) {
     struct tp_stats_segment *slot = &tp_stats_page()->segments[overlay - table];
     const struct tp_pieces *pieces = &overlay->pieces;
     if (state == TP_SLOT_STARTING) {
-        slot->kind = tp_config()->store.kind;
+        slot->kind = kind_of(pieces);
         slot->base = (uintptr_t)pieces->base;
         slot->bytes = pieces->bytes;
         slot->page_bytes = pieces->page_bytes;
@@ -208,11 +216,12 @@ static void watch_free(const struct overlay *overlay, bool ours) {
 
 static void enter(struct overlay *overlay, const struct tp_pieces *pieces) {
     pthread_mutex_lock(&table_lock);
-    if (pieces->wire_kind == TP_WIRE_CUMEM) {
+    bool ours = pieces->wire_kind == TP_WIRE_CUMEM;
+    if (ours) {
         overlay->claimed = (uintptr_t)pieces->base;
         overlay->claimed_bytes = pieces->bytes;
-        watch_free(overlay, true);
     }
+    watch_free(overlay, ours);
     overlay->pieces = *pieces;
     overlay->id = ++last_id;
     overlay->state = READY;
@@ -254,7 +263,7 @@ int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
                        const struct tp_config *config) {
     struct overlay *overlay = NULL;
     struct tp_pieces pieces = {0};
-    uint64_t held = 0;
+    struct tp_held held = {0};
     if (tp_inert())
         return -ECHILD;
     pthread_once(&prepared, prepare);
@@ -275,7 +284,7 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
                         void **ret_address) {
     struct overlay *overlay = NULL;
     struct tp_pieces pieces = {0};
-    uint64_t held = 0;
+    struct tp_held held = {0};
     if (tp_inert())
         return -ECHILD;
     pthread_once(&prepared, prepare);
@@ -283,7 +292,7 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
     if (result < 0)
         say_unclaimed(result, NULL);
     else
-        result = tp_cumem_build(bytes, alignment, held, config, &pieces);
+        result = tp_cumem_build(bytes, alignment, held.fds, config, &pieces);
     result = settle(overlay, &pieces, result);
     if (result == 0)
         *ret_address = pieces.base;
@@ -366,20 +375,11 @@ void tp_segment_forget(const void *address, size_t bytes) {
     }
 }
 
-void tp_segment_end_with_free(void *address) {
-    if (tp_inert())
-        return;
-    pthread_mutex_lock(&table_lock);
-    const struct overlay *overlay = find_ready(address);
-    if (overlay != NULL && overlay->pieces.wire_kind != TP_WIRE_CUMEM)
-        watch_free(overlay, false);
-    pthread_mutex_unlock(&table_lock);
-}
-
 /* Is `free` of this address looked at? *ret_ours: is the memory ours? */
 static bool is_watched(const void *address, bool *ret_ours) {
     uintptr_t wanted = (uintptr_t)address;
-    if (wanted < atomic_load_explicit(&freed_lowest, memory_order_relaxed) ||
+    if (wanted % SMALL_PAGE != 0 ||
+        wanted < atomic_load_explicit(&freed_lowest, memory_order_relaxed) ||
         wanted > atomic_load_explicit(&freed_highest, memory_order_relaxed))
         return false;
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {

@@ -18,10 +18,18 @@
 struct tp_config;
 
 /*
+ * The page size of the memory that `config` asks for: what addresses given to tp_segment_overlay
+ * must be multiples of. 4096 where it cannot be told; tp_segment_overlay says why. Makes the segment
+ * directory when it is missing.
+ */
+size_t tp_segment_page_bytes(const struct tp_config *config);
+
+/*
  * Lay shareable memory over [address, address + bytes): MAP_FIXED mappings of memfds or files
  * (config->store.kind), piece by piece, round-robin over the NUMA nodes, populated in parallel
  * before it returns. The mapping's owner stays whoever allocated it: malloc's header lies in the
- * page before and free() still works (UPSTREAM.md).
+ * page before and free() still works (UPSTREAM.md). With TP_SEGMENT_CUMEM they are memfds: CUDA
+ * memory has addresses of its own.
  *
  * `address` must be aligned to the page size of the backing memory (4 KiB for memfd and tmpfs, the
  * mount's for hugetlbfs), and no page of the range may be shared with anything else; -EINVAL
@@ -46,15 +54,11 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
 /*
  * Give back memory that tp_segment_allocate has made, whoever asks with whatever function: true
  * when `address` was the start of such a segment, which is gone then (a forked child's stays). An
- * overlay that ends with its memory (below) is taken away first: false, the memory is its
- * allocator's. Two compares for all other addresses. Neither logs nor allocates; errno is
- * preserved: usable in `free`.
+ * overlay that starts there is taken away first: false, the memory is its allocator's. Three
+ * compares for all other addresses. Neither logs nor allocates; errno is preserved: usable in
+ * `free`.
  */
 bool tp_segment_free(void *address);
-
-/* The overlay that starts at `address` ends when tp_segment_free is asked for it: for owners whose
- * other functions nobody sees. */
-void tp_segment_end_with_free(void *address);
 
 /*
  * Put anonymous memory back in place of the overlay that starts at `address` (contents are lost;

@@ -31,6 +31,12 @@ struct cxx_vector {
 };
 _Static_assert(sizeof(struct cxx_vector) == 24, "std::vector");
 
+/* std::shared_ptr<T> of any T */
+struct cxx_shared_ptr {
+    void *object, *control;
+};
+_Static_assert(sizeof(struct cxx_shared_ptr) == 16, "std::shared_ptr");
+
 /* mooncake::Status: delete[] of `message` in its destructor, so ours is NULL or made with the
  * module's operator new[] */
 struct cxx_status {

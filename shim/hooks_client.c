@@ -117,3 +117,36 @@ struct cxx_vector *tp_hook_client_put_flag(struct cxx_vector *ret, void *self,
     return end(open,
                real ? real(ret, self, keys, slices, replication, stager, flag) : nothing(ret));
 }
+
+struct cxx_vector *tp_hook_client_upsert(struct cxx_vector *ret, void *self,
+                                         const struct cxx_vector *keys, struct cxx_vector *slices,
+                                         const void *replication) {
+    tp_real_client_upsert real =
+        (tp_real_client_upsert)tp_next(TP_HOOK_client_upsert, tp_module_of(CALLER()));
+    bool open = begin(false);
+
+    return end(open, real ? real(ret, self, keys, slices, replication) : nothing(ret));
+}
+
+struct cxx_vector *tp_hook_client_upsert_staged(struct cxx_vector *ret, void *self,
+                                                const struct cxx_vector *keys,
+                                                struct cxx_vector *slices, const void *replication,
+                                                const void *stager) {
+    tp_real_client_upsert_staged real =
+        (tp_real_client_upsert_staged)tp_next(TP_HOOK_client_upsert_staged, tp_module_of(CALLER()));
+    bool open = begin(false);
+
+    return end(open, real ? real(ret, self, keys, slices, replication, stager) : nothing(ret));
+}
+
+struct cxx_vector *tp_hook_client_upsert_flag(struct cxx_vector *ret, void *self,
+                                              const struct cxx_vector *keys,
+                                              struct cxx_vector *slices, const void *replication,
+                                              const void *stager, bool flag) {
+    tp_real_client_upsert_flag real =
+        (tp_real_client_upsert_flag)tp_next(TP_HOOK_client_upsert_flag, tp_module_of(CALLER()));
+    bool open = begin(false);
+
+    return end(open,
+               real ? real(ret, self, keys, slices, replication, stager, flag) : nothing(ret));
+}

@@ -103,7 +103,6 @@ static void *allocate_segment(size_t bytes, const struct tp_config *config) {
     tp_shim_start_store(config);
     void *address = tp_overlays_allocate(&next, PROGRAM_ALIGNMENT, bytes, config);
     if (address) {
-        tp_segment_end_with_free(address);
         publish(address, config);
     }
     return address;

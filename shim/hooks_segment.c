@@ -34,6 +34,34 @@ static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
  * ----------------------------------------------------------------------------------------------------------
  */
 
+/*
+ * Memory that was not made by us when it was allocated: CUDA memory cannot be laid over it, and
+ * neither can anything where its pages may be pinned already (io_uring's fixed buffers,
+ * cudaHostRegister): what is written through the pin would go on to the old ones.
+ */
+static bool left_to_mooncake(const void *address, size_t bytes, const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const struct tp_store_config *store = &config->store;
+
+    if (store->kind == TP_SEGMENT_CUMEM) {
+        tp_log_once(&said, TP_LOG_INFO,
+                    "%zu MiB at %p were not allocated as CUDA host memory (hugepage or NUMA "
+                    "segments of Mooncake): Mooncake's own transport serves them",
+                    bytes >> 20, address);
+        return true;
+    }
+    if (store->restore_uring || store->pins_segments) {
+        tp_log_once(&said, TP_LOG_WARN,
+                    "%zu MiB at %p may be pinned already (%s): Mooncake's own transport serves "
+                    "them",
+                    bytes >> 20, address,
+                    store->restore_uring ? "MOONCAKE_OFFLOAD_USE_URING"
+                                         : "MC_STORE_PIN_MEMORY_MAX_BYTES");
+        return true;
+    }
+    return false;
+}
+
 int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *config) {
     if (config->store.half == TP_HALF_INVALID) {
         return -1; /* the configuration's own line was logged when it was read */
@@ -41,12 +69,10 @@ int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *con
     if (tp_segment_contains(address)) {
         return 0;
     }
-    if (config->store.kind == TP_SEGMENT_CUMEM) {
-        static atomic_flag said = ATOMIC_FLAG_INIT;
-        tp_log_once(&said, TP_LOG_INFO,
-                    "%zu MiB at %p were not allocated as CUDA host memory (hugepage, NUMA or SSD "
-                    "buffer of Mooncake): Mooncake's own transport serves them",
-                    bytes >> 20, address);
+    if (tp_restore_refused(address)) {
+        return -1; /* with a line, when it was tried */
+    }
+    if (left_to_mooncake(address, bytes, config)) {
         return 0;
     }
     if (tp_server_start(true, config) != 0) {
@@ -142,10 +168,16 @@ void *tp_overlays_allocate(const struct tp_allocator *next, size_t alignment, si
     if (tp_server_start(true, config) != 0) {
         return NULL;
     }
-    if (config->store.kind == TP_SEGMENT_CUMEM) {
+    if (config->store.kind == TP_SEGMENT_CUMEM && !next->in_place) {
         return substitute(alignment, bytes, config);
     }
-    void *address = next->allocate(next->arg, alignment, bytes);
+    /* Whole pages, so that none of it is left to Mooncake's transport. */
+    size_t page = tp_segment_page_bytes(config);
+    if (bytes > SIZE_MAX - page) {
+        return NULL;
+    }
+    bytes = (bytes + page - 1) / page * page;
+    void *address = next->allocate(next->arg, alignment > page ? alignment : page, bytes);
     if (!address) {
         return NULL;
     }
@@ -185,7 +217,7 @@ static void *allocate(struct allocation *call) {
     const struct tp_config *config = tp_shim_config();
     bool segment = config && config->store.half != TP_HALF_OFF &&
                    call->alignment >= SEGMENT_ALIGNMENT && plain_memory(call->protocol);
-    struct tp_allocator next = {allocate_next, release_next, call};
+    struct tp_allocator next = {.allocate = allocate_next, .release = release_next, .arg = call};
 
     if (!segment) {
         return allocate_next(call, call->alignment, call->bytes);
@@ -261,18 +293,4 @@ void tp_hook_free_flag(const struct cxx_string *protocol, void *address, uintptr
 
 void tp_hook_free_dma(const struct cxx_string *protocol, void *address, uintptr_t extra) {
     free_memory(TP_HOOK_free_dma, tp_module_of(CALLER()), protocol, address, extra);
-}
-
-void tp_hook_free_mmap(void *address, size_t bytes) {
-    tp_real_free_mmap real = (tp_real_free_mmap)tp_next(TP_HOOK_free_mmap, tp_module_of(CALLER()));
-
-    if (tp_segment_free(address)) {
-        return;
-    }
-    if (tp_shim_config() && tp_segment_contains(address)) {
-        (void)tp_segment_restore(address);
-    }
-    if (real) {
-        real(address, bytes);
-    }
 }

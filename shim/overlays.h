@@ -13,6 +13,7 @@
 #ifndef TIDEPOOL_OVERLAYS_H
 #define TIDEPOOL_OVERLAYS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct tp_config;
@@ -22,6 +23,7 @@ struct tp_allocator {
     void *(*allocate)(void *arg, size_t alignment, size_t bytes);
     void (*release)(void *arg, void *address);
     void *arg;
+    bool in_place; /* never CUDA memory in its stead */
 };
 
 /*
@@ -39,11 +41,19 @@ void *tp_overlays_allocate(const struct tp_allocator *next, size_t alignment, si
  */
 int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *config);
 
+/* Is this the buffer of an SSD tier that could not be made shared memory, with its line logged? Its
+ * registration must fail. (hooks_restore.c) */
+bool tp_restore_refused(const void *address);
+
 /* `engine` has registered it: publish, and remember whose it is. */
 void tp_overlays_publish(const void *engine, void *address, const struct tp_config *config);
 
 /* Withdraw all that `engine` has published. */
 void tp_overlays_withdraw(const void *engine);
+
+/* Say once, in a line each, what becomes of Mooncake's modes that do not go with ours
+ * (hooks_modes.c). */
+void tp_modes_say(const struct tp_config *config);
 
 /* `engine` is gone: take its overlays away. */
 void tp_overlays_end(const void *engine);

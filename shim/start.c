@@ -7,6 +7,7 @@
 
 #include "env/stats.h"
 #include "segment/segment.h"
+#include "shim/overlays.h"
 #include "transport/transport.h"
 
 #include <pthread.h>
@@ -34,6 +35,7 @@ static void stop_at_exit(void) {
 
 static void prepare(void) {
     tp_fork_guard();
+    tp_modes_say(tp_config());
     if (atexit(stop_at_exit) != 0) {
         tp_log(
             TP_LOG_DEBUG,

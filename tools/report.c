@@ -23,6 +23,7 @@ static const struct {
     enum tp_counter counter;
     const char *advice;
 } alarms[] = {
+    {TP_IMPORT_FAILURES, "requests to them go through Mooncake's transport: see its log"},
     {TP_COPY_FAILED, "a store died during a copy, or a copy failed: see its log"},
     {TP_SEGMENT_FAILURES, "see its log; run 'tidepool doctor' there"},
     {TP_CLIENTS_REFUSED,
@@ -34,6 +35,8 @@ static const struct {
     {TP_FALLBACK_BAD_REQUEST,
      "this Mooncake is not understood: run 'tidepool doctor' there and report it"},
     {TP_FALLBACK_LIMIT, "a limit of the library was reached: see the events"},
+    {TP_REGISTER_FAILURES, "CUDA refuses to register the store's memory, GPU copies are slow: see "
+                           "its log, and ulimit -l"},
     {TP_FALLBACK_DEVICE_MEMORY,
      "GPU memory goes the slow way: device_copy is off, or this version or host cannot"},
 };
@@ -127,13 +130,26 @@ static unsigned live_segments(const struct tp_stats_page *page) {
     return live;
 }
 
+/* Stores that this engine holds a lease of: those whose memory it is still mapping as well, since
+ * what is mapped is used. */
 static unsigned live_peers(const struct tp_stats_page *page) {
     unsigned live = 0;
 
     for (size_t i = 0; i < TP_STATS_PEERS; i++) {
-        live += atomic_load(&page->peers[i].state) == TP_SLOT_LIVE;
+        uint32_t state = atomic_load(&page->peers[i].state);
+        live += state == TP_SLOT_LIVE || state == TP_SLOT_STARTING;
     }
     return live;
+}
+
+static void add_importing(const struct tp_stats_page *page, struct report *report) {
+    for (size_t i = 0; i < TP_STATS_PEERS; i++) {
+        const struct tp_stats_peer *peer = &page->peers[i];
+        if (atomic_load(&peer->state) == TP_SLOT_STARTING && peer->pieces_mapped <= peer->pieces) {
+            report->pieces += peer->pieces;
+            report->pieces_mapped += peer->pieces_mapped;
+        }
+    }
 }
 
 /* A process that has just started has not met the others yet. */
@@ -158,6 +174,7 @@ static void judge_live(const struct scan_entry *entry, struct report *report) {
     if (roles & TP_ROLE_ENGINE) {
         report->engines++;
         report->attached_engines += live_peers(page) > 0;
+        add_importing(page, report);
         report->read_bytes += atomic_load(&page->counters[TP_LOCAL_READ_BYTES]);
         report->write_bytes += atomic_load(&page->counters[TP_LOCAL_WRITE_BYTES]);
         report->forward_bytes += atomic_load(&page->counters[TP_FORWARD_BYTES]);

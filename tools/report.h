@@ -19,6 +19,7 @@ struct report {
     uint64_t now_s; /* CLOCK_REALTIME */
     enum report_verdict verdict;
     unsigned stores, engines, attached_engines, not_answering, stale;
+    uint64_t pieces, pieces_mapped; /* of the engines that are still importing */
     uint64_t read_bytes, write_bytes, forward_bytes, segment_bytes;
     unsigned reason_count, reasons_left_out;
     char reasons[REPORT_REASONS][320]; /* why attention is needed: clean text */

@@ -39,7 +39,12 @@ void report_summary(const struct report *report, FILE *out) {
     text_count(out, report->stores, "store");
     (void)fputs(", ", out);
     text_count(out, report->attached_engines, "engine");
-    (void)fprintf(out, " attached, %s through shared memory, %s left to Mooncake",
+    (void)fputs(" attached", out);
+    if (report->pieces) {
+        (void)fprintf(out, " (importing %" PRIu64 "/%" PRIu64 " pieces)", report->pieces_mapped,
+                      report->pieces);
+    }
+    (void)fprintf(out, ", %s through shared memory, %s left to Mooncake",
                   text_bytes(report->read_bytes + report->write_bytes, moved),
                   text_bytes(report->forward_bytes, left));
 }
@@ -120,14 +125,12 @@ static void print_peers(const struct tp_stats_page *page, FILE *out) {
         if (state == TP_SLOT_EMPTY) {
             continue;
         }
-        (void)fprintf(out, "    %s ",
-                      state == TP_SLOT_LIVE       ? "attached to"
-                      : state == TP_SLOT_STARTING ? "attaching to"
-                                                  : "was attached to");
+        (void)fprintf(out, "    %s ", state == TP_SLOT_GONE ? "was attached to" : "attached to");
         print_clean(out, peer->name[0] ? peer->name : "(name not known yet)");
         (void)fputs(" by ", out);
         print_clean(out, peer->path[0] ? peer->path : "shared memory");
-        (void)fprintf(out, ": %u of %u pieces mapped, read %s, wrote %s\n", peer->pieces_mapped,
+        (void)fprintf(out, ": %s%u/%u pieces, read %s, wrote %s\n",
+                      state == TP_SLOT_STARTING ? "importing " : "", peer->pieces_mapped,
                       peer->pieces, text_bytes(atomic_load(&peer->read_bytes), read),
                       text_bytes(atomic_load(&peer->write_bytes), written));
     }
@@ -152,6 +155,22 @@ static void print_transfers(const struct tp_stats_page *page, FILE *out) {
     }
 }
 
+static void print_registrar(const struct tp_stats_page *page, FILE *out) {
+    char now[16];
+
+    if (!counter(page, TP_REGISTRATIONS) && !counter(page, TP_REGISTER_MISSES) &&
+        !counter(page, TP_REGISTER_FAILURES))
+        return;
+    (void)fprintf(out,
+                  "    registered with CUDA %s: %" PRIu64 " copies found it so, %" PRIu64
+                  " not; %" PRIu64 " registrations, %" PRIu64 " evictions, %" PRIu64
+                  " failures, %" PRIu64 " times full\n",
+                  text_bytes(counter(page, TP_REGISTERED_BYTES), now),
+                  counter(page, TP_REGISTER_HITS), counter(page, TP_REGISTER_MISSES),
+                  counter(page, TP_REGISTRATIONS), counter(page, TP_REGISTER_EVICTIONS),
+                  counter(page, TP_REGISTER_FAILURES), counter(page, TP_REGISTER_FULL));
+}
+
 static void print_role(const struct report *report, uint32_t role, const char *title, FILE *out) {
     bool any = false;
 
@@ -171,6 +190,7 @@ static void print_role(const struct report *report, uint32_t role, const char *t
         } else {
             print_peers(entry->page, out);
             print_transfers(entry->page, out);
+            print_registrar(entry->page, out);
         }
     }
 }

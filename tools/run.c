@@ -44,7 +44,9 @@ static void print_help(FILE *out) {
         "this host find each other; it\n"
         "is made (mode 0700) when it is missing. Give the same DIR to the store and to its "
         "engines. Without --store and\n"
-        "--engine the settings are those of the environment.\n"
+        "--engine the settings are those of the environment. With MC_TENT_PLATFORM=cpu, stand-ins "
+        "for CUDA's libraries are\n"
+        "named in LD_LIBRARY_PATH where those are missing.\n"
         "\n"
         "  --store DIR       the memory that COMMAND gives to Mooncake can be mapped by engines\n"
         "  --engine DIR      COMMAND uses shared memory for stores found in DIR\n"
@@ -214,7 +216,8 @@ static bool preloads(const char *value, const char *path) {
 
 /* ld.so splits LD_PRELOAD at spaces and colons and expands $ORIGIN and its like: there is no way to
  * quote. */
-static int add_preload(struct assignments *set, const struct options *options) {
+static int add_preload(struct assignments *set, const struct options *options,
+                       char ret_library[static PATH_MAX]) {
     char found[PATH_MAX];
     char looked[4 * PATH_MAX] = "";
     const char *before = getenv("LD_PRELOAD");
@@ -242,7 +245,23 @@ static int add_preload(struct assignments *set, const struct options *options) {
         return -ENOMEM;
     }
     assign(set, "LD_PRELOAD", value);
+    memcpy(ret_library, found, strlen(found) + 1);
     return 0;
+}
+
+/* MC_TENT_PLATFORM=cpu: modules built for CUDA load, also where there is none. */
+static int add_stand_ins(struct assignments *set, const char *library) {
+    const char *platform = getenv("MC_TENT_PLATFORM");
+    char *path = NULL;
+
+    if (!platform || strcmp(platform, "cpu") != 0) {
+        return 0;
+    }
+    int result = tool_stand_ins(library, &path);
+    if (path) {
+        assign(set, "LD_LIBRARY_PATH", path);
+    }
+    return result;
 }
 
 static int add_store(struct assignments *set, const struct options *options) {
@@ -417,14 +436,16 @@ static int become(const struct assignments *set, char **command) {
 int tool_run(int argc, char **argv) {
     struct options options;
     struct assignments set = {0};
+    char library[PATH_MAX];
     int status = parse_options(argc, argv, &options);
 
     if (status) {
         return status - 1;
     }
     status = TOOL_RUN_REFUSED;
-    if (check_options(&options) || add_preload(&set, &options) || add_store(&set, &options) ||
-        add_engine(&set, &options) || check_result(&set, &options)) {
+    if (check_options(&options) || add_preload(&set, &options, library) ||
+        add_stand_ins(&set, library) || add_store(&set, &options) || add_engine(&set, &options) ||
+        check_result(&set, &options)) {
         goto out;
     }
     if (options.print) {

@@ -47,6 +47,14 @@ int tool_own_dir(char *ret_dir, size_t bytes);
  */
 int tool_find_library(char *ret_path, size_t path_bytes, char *ret_looked, size_t looked_bytes);
 
+/*
+ * LD_LIBRARY_PATH with, at its end, the folders of stand-ins for those CUDA libraries that this
+ * process could not load: libcuda.so.1, libcudart.so.12 and .13. They lie near `preload`, the
+ * preload library; one that does not is said on standard error. *ret_library_path is the caller's
+ * to free, NULL when nothing is to change. 0 or -ENOMEM.
+ */
+int tool_stand_ins(const char *preload, char **ret_library_path);
+
 /* ---- text ------------------------------------------------------------------------------------ */
 
 /*

@@ -15,6 +15,7 @@
 
 #include "env/env.h"
 #include "env/stats.h"
+#include "transport/copy_chunks.h"
 #include "transport/engine.h"
 #include "transport/gpu.h"
 #include "transport/peer.h"
@@ -35,6 +36,9 @@ struct plan {
     struct tp_part *part;
     struct tp_task *tasks; /* of this submit */
     struct tp_range_hint hint;
+    struct tp_chunk_cursor cursor;
+    uint32_t index;   /* of the request under plan */
+    uint64_t run_end; /* requests from there on continue each other in the store up to here */
     /* What the last request's handle stands for: */
     bool known;
     uint64_t handle;
@@ -111,6 +115,23 @@ static bool overlap(uintptr_t a, uintptr_t b, uint64_t bytes) {
     return a < b ? b - a < bytes : a - b < bytes;
 }
 
+/* How much this submit moves from this request's target on without a gap. Each request is looked at
+ * once. */
+static uint64_t run_bytes(struct plan *plan, const struct tp_request *request) {
+    uint64_t at = request->target_offset;
+    if (at < plan->run_end && request->length <= plan->run_end - at)
+        return plan->run_end - at;
+    plan->run_end = at + request->length;
+    for (size_t i = plan->index + 1; i < plan->requests->count; i++) {
+        struct tp_request next = request_at(plan->requests, i);
+        if (next.target_offset != plan->run_end || next.target_id != request->target_id ||
+            next.opcode != request->opcode || plan->run_end + next.length < plan->run_end)
+            break;
+        plan->run_end += next.length;
+    }
+    return plan->run_end - at;
+}
+
 /* Add the copy to the job of its kind of memory. 0 or -errno with nothing added. */
 static int add_copy(struct plan *plan, const struct tp_request *request, void *there, int device,
                     struct tp_task *ret_task) {
@@ -118,12 +139,20 @@ static int add_copy(struct plan *plan, const struct tp_request *request, void *t
     void *to = write ? there : request->source;
     const void *from = write ? request->source : there;
     uint8_t group = 0;
+    int rc;
     if (device == ON_HOST)
         return tp_copy_add(&plan->part->job, to, from, request->length, &ret_task->first,
                            &ret_task->last);
-    int rc =
-        tp_device_add(&plan->part->gpu, device, !write, tp_peer_address_is_cumem(plan->peer, there),
-                      to, from, request->length, &group);
+    struct tp_chunks *chunks = tp_registrar_on() ? tp_peer_chunks(plan->peer, there) : NULL;
+    if (chunks) {
+        struct tp_chunk_copy copy = {device,          !write,          there,
+                                     request->source, request->length, run_bytes(plan, request)};
+        rc = tp_chunks_add(&plan->part->gpu, chunks, &plan->cursor, &copy, &group);
+    } else {
+        rc = tp_device_add(&plan->part->gpu, device, !write,
+                           tp_peer_address_is_cumem(plan->peer, there), to, from, request->length,
+                           &group);
+    }
     ret_task->first = TP_TASK_ON_DEVICE;
     ret_task->last = group;
     return rc;
@@ -151,7 +180,7 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
         return TP_FALLBACK_NOT_IMPORTED;
     }
     /* Asked after the route: a segment that was mapped meanwhile is then seen by both. */
-    if (device != ON_HOST && !tp_peer_device_access(plan->peer, device))
+    if (device != ON_HOST && !tp_peer_device_access(plan->peer, device, there, request->length))
         return TP_FALLBACK_NOT_IMPORTED;
     /* The copies may run in any order and direction. A process that is its own store has the memory
      * at two addresses. */
@@ -165,6 +194,8 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
         return device == ON_HOST || rc != -ENODEV ? TP_FALLBACK_LIMIT : TP_FALLBACK_DEVICE_MEMORY;
     ret_task->part = plan->part;
     ret_task->bytes = request->length;
+    ret_task->peer = (uint8_t)tp_peer_slot(plan->peer);
+    ret_task->write = write;
     *(write ? &plan->part->write_bytes : &plan->part->read_bytes) += request->length;
     return LOCAL;
 }
@@ -180,6 +211,7 @@ static void plan_requests(struct plan *plan) {
         struct tp_request request = request_at(plan->requests, i);
         struct tp_task *task = &plan->tasks[i];
         task->seen = false;
+        plan->index = i;
         enum tp_counter reason = plan_request(plan, &request, task);
         if (reason == LOCAL)
             continue;
@@ -290,6 +322,7 @@ static void close_pending(struct tp_batch *batch, bool count_calls) {
     struct tp_shard *shard = tp_shard_lock(batch->id);
     struct tp_part *part = batch->pending;
     batch->pending = NULL;
+    tp_device_reset(&part->gpu); /* chunks of the peers' memory, while the peers are held */
     release_peers(part);
     tp_part_keep(batch, part);
     if (count_calls)
@@ -368,7 +401,7 @@ void tp_submit_commit(struct tp_submit *submit) {
     batch->local_count += part->task_count - part->rest_count;
     batch->real_count += part->rest_count;
     if (done)
-        tp_part_decide(part);
+        tp_part_decide(batch, part);
     tp_shard_unlock(shard);
 }
 
@@ -388,68 +421,114 @@ void tp_batch_count_call(struct tp_batch *batch, size_t count) {
 /* ---- the end of the copies
  * ---------------------------------------------------------------------------------------------- */
 
-bool tp_part_peers_alive(const struct tp_part *part) {
+static uint64_t lost_peers(const struct tp_part *part) {
+    uint64_t lost = 0;
     for (uint64_t held = part->held; held; held &= held - 1) {
         if (!tp_peer_alive(tp_peer_at((uint32_t)__builtin_ctzll(held))))
-            return false;
+            lost |= held & -held;
     }
-    return true;
+    return lost;
 }
 
-static void count_completed(const struct tp_part *part) {
-    if (part->read_bytes)
-        tp_count(TP_LOCAL_READ_BYTES, part->read_bytes);
-    if (part->write_bytes)
-        tp_count(TP_LOCAL_WRITE_BYTES, part->write_bytes);
-    tp_count(TP_LOCAL_REQUESTS, part->task_count - part->rest_count);
-    tp_count(TP_LOCAL_BATCHES, 1);
-    if (part->held & (part->held - 1))
-        return; /* several stores in one batch: how much went to each is not kept */
-    struct tp_peer *peer = tp_peer_at((uint32_t)__builtin_ctzll(part->held));
-    if (part->read_bytes)
-        tp_peer_count(peer, false, part->read_bytes);
-    if (part->write_bytes)
-        tp_peer_count(peer, true, part->write_bytes);
+bool tp_task_failed(const struct tp_task *task) {
+    const struct tp_part *part = task->part;
+    return part->lost & UINT64_C(1) << task->peer ||
+           (task->first == TP_TASK_ON_DEVICE &&
+            tp_device_look(&part->gpu, task->last) == TP_DEVICE_FAILED);
 }
 
-/*
- * A dead store's pages stay readable and writable, so the end of the copies alone proves nothing:
- * success is answered only if the store was still there when the end was seen.
- */
+static void count_bytes(struct tp_peer *peer, uint64_t read_bytes, uint64_t write_bytes) {
+    if (read_bytes) {
+        tp_count(TP_LOCAL_READ_BYTES, read_bytes);
+        tp_peer_count(peer, false, read_bytes);
+    }
+    if (write_bytes) {
+        tp_count(TP_LOCAL_WRITE_BYTES, write_bytes);
+        tp_peer_count(peer, true, write_bytes);
+    }
+}
+
+/* Each task by itself: of several stores, or when not all of them have completed. Tasks that were
+ * answered as completed count as such, whatever became of their store afterwards. */
+static void count_tasks(const struct tp_batch *batch, const struct tp_part *part) {
+    uint64_t bytes[TP_PEERS][2] = {{0}};
+    uint32_t completed = 0;
+    uint32_t failed = 0;
+    for (uint32_t i = 0; i < batch->task_count; i++) {
+        const struct tp_task *task = &batch->tasks[i];
+        if (task->part != part)
+            continue;
+        if (part->state == TP_PART_FAILED && !task->seen && tp_task_failed(task)) {
+            failed++;
+            continue;
+        }
+        completed++;
+        bytes[task->peer][task->write] += task->bytes;
+    }
+    for (uint64_t held = part->held; held; held &= held - 1) {
+        uint32_t slot = (uint32_t)__builtin_ctzll(held);
+        count_bytes(tp_peer_at(slot), bytes[slot][false], bytes[slot][true]);
+    }
+    tp_count(TP_LOCAL_REQUESTS, completed);
+    tp_count(TP_COPY_FAILED, failed);
+}
+
+static void count_part(const struct tp_batch *batch, const struct tp_part *part) {
+    bool several = part->held & (part->held - 1);
+    if (several || part->state == TP_PART_FAILED) {
+        count_tasks(batch, part);
+    } else {
+        tp_count(TP_LOCAL_REQUESTS, part->task_count - part->rest_count);
+        count_bytes(tp_peer_at((uint32_t)__builtin_ctzll(part->held)), part->read_bytes,
+                    part->write_bytes);
+    }
+    if (part->state == TP_PART_COMPLETED)
+        tp_count(TP_LOCAL_BATCHES, 1);
+}
+
 bool tp_part_done(const struct tp_part *part) {
     return tp_copy_done(&part->job) &&
            tp_device_look(&part->gpu, TP_DEVICE_GROUPS) != TP_DEVICE_RUNNING;
 }
 
-void tp_part_decide(struct tp_part *part) {
+/*
+ * A dead store's pages stay readable and writable, so the end of the copies alone proves nothing:
+ * success is answered only if the store was still there when the end was seen. The other stores of
+ * the batch have nothing to do with it.
+ */
+void tp_part_decide(const struct tp_batch *batch, struct tp_part *part) {
     if (part->state != TP_PART_RUNNING || !tp_part_done(part))
         return;
     bool copied = tp_device_look(&part->gpu, TP_DEVICE_GROUPS) == TP_DEVICE_DONE;
-    if (copied && tp_part_peers_alive(part)) {
-        part->state = TP_PART_COMPLETED;
-        count_completed(part);
-    } else {
-        part->state = TP_PART_FAILED;
-        tp_count(TP_COPY_FAILED, part->task_count - part->rest_count);
-    }
+    part->lost = lost_peers(part);
+    part->state = copied && !part->lost ? TP_PART_COMPLETED : TP_PART_FAILED;
+    count_part(batch, part);
     release_peers(part);
 }
 
-static void reap_batch(struct tp_batch *batch) {
-    for (struct tp_part *part = batch->parts; part; part = part->next) {
-        /* Small jobs wake nobody and wait for a poll; one that never comes must not hold a dead
-         * store's memory. */
-        for (unsigned i = 0; i < 4 && part->state == TP_PART_RUNNING; i++) {
-            if (!tp_copy_done(&part->job) && !tp_copy_help(&part->job))
-                break;
-            tp_device_poll(&part->gpu);
-            tp_part_decide(part);
+#define REAP 256 /* batches a round; the peer thread comes again */
+
+/* The peer thread's own: ids of batches whose copies nobody has seen the end of. */
+static uint64_t reap_ids[REAP];
+static unsigned reap_count;
+
+static void note_running(struct tp_batch *batch) {
+    for (const struct tp_part *part = batch->parts; part; part = part->next) {
+        if (part->state == TP_PART_RUNNING && reap_count < REAP) {
+            reap_ids[reap_count++] = batch->id;
+            return;
         }
     }
 }
 
+/* Asks as a caller would, so that no lock is held over the copies and the driver. Small jobs wake
+ * nobody and wait for a poll; one that never comes must not hold a dead store's memory. */
 void tp_batch_reap(void) {
-    tp_shard_visit(reap_batch);
+    struct tp_task_status status;
+    reap_count = 0;
+    tp_shard_visit(note_running);
+    for (unsigned i = 0; i < 4 * reap_count; i++)
+        (void)tp_batch_status(reap_ids[i % reap_count], &status);
 }
 
 static _Thread_local bool gathering;

@@ -24,27 +24,32 @@
 
 enum tp_part_state { TP_PART_RUNNING, TP_PART_COMPLETED, TP_PART_FAILED };
 
-/* One submit: what of it is copied here. */
-struct tp_part {
-    struct tp_part *next;
-    enum tp_part_state state; /* decided once, when the end of the copies is first seen */
-    struct tp_copy_job job;   /* between host memory and host memory */
-    struct tp_device_job gpu; /* between a GPU's memory and host memory */
-    uint64_t held;            /* a bit a peer's slot: references that the copies need */
-    uint64_t read_bytes, write_bytes;
-    uint32_t task_count, rest_count; /* of the submit; rest_count of them are Mooncake's */
-    unsigned char
-        *rest; /* Mooncake keeps pointers to the elements it was given until the batch is freed */
-    size_t rest_room;
-};
-
 #define TP_TASK_ON_DEVICE UINT32_MAX
 
 struct tp_task {
     struct tp_part *part; /* NULL: Mooncake's */
     uint64_t bytes;       /* Mooncake's: its number there */
     uint32_t first, last; /* grains; of a GPU's copy: TP_TASK_ON_DEVICE and its group */
-    bool seen;            /* was answered as completed: stays so */
+    uint8_t peer;         /* slot of the store whose memory it needs */
+    bool write;
+    bool seen; /* was answered as completed: stays so */
+};
+
+/* One submit: what of it is copied here. */
+struct tp_part {
+    struct tp_part *next;
+    /* Decided once, when the end of the copies is first seen. FAILED: some task has failed, those
+     * of stores in `lost` and of failed groups of the GPU's job; the others have completed. */
+    enum tp_part_state state;
+    struct tp_copy_job job;   /* between host memory and host memory */
+    struct tp_device_job gpu; /* between a GPU's memory and host memory */
+    uint64_t held;            /* a bit a peer's slot: references that the copies need */
+    uint64_t lost;            /* of those, stores that were gone when the copies had ended */
+    uint64_t read_bytes, write_bytes;
+    uint32_t task_count, rest_count; /* of the submit; rest_count of them are Mooncake's */
+    unsigned char
+        *rest; /* Mooncake keeps pointers to the elements it was given until the batch is freed */
+    size_t rest_room;
 };
 
 struct tp_batch {
@@ -91,10 +96,11 @@ bool tp_batches_used(void);
 /* Have all copies of a started part ended, well or not? */
 bool tp_part_done(const struct tp_part *part);
 
-/* Under the lock: when the part's copies have ended, decide how, once, and let go of its peers. */
-void tp_part_decide(struct tp_part *part);
-/* Are all stores of an undecided part still there? */
-bool tp_part_peers_alive(const struct tp_part *part);
+/* Under the lock: when the copies of this started part have ended, decide how, once, and let go of
+ * its peers. */
+void tp_part_decide(const struct tp_batch *batch, struct tp_part *part);
+/* Has a task of a part that has FAILED failed itself? */
+bool tp_task_failed(const struct tp_task *task);
 /* Under the lock: `count` tasks of this batch were given to Mooncake in one call. */
 void tp_batch_count_call(struct tp_batch *batch, size_t count);
 

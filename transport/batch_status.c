@@ -11,6 +11,7 @@
 
 #include "env/env.h"
 #include "transport/batch.h"
+#include "transport/peer.h"
 
 /* Help with the part's copies without the lock. The batch cannot be reused meanwhile: `users`
  * counts. */
@@ -24,14 +25,14 @@ static struct tp_shard *help(struct tp_shard *shard, struct tp_batch *batch, str
         (void)tp_copy_help(&part->job);
     shard = tp_shard_lock(id);
     batch->users--;
-    tp_part_decide(part);
+    tp_part_decide(batch, part);
     return shard;
 }
 
 /* Under the lock. Decides when the end is seen; helps once otherwise. */
 static struct tp_shard *advance(struct tp_shard *shard, struct tp_batch *batch,
                                 struct tp_part *part) {
-    tp_part_decide(part);
+    tp_part_decide(batch, part);
     if (part->state == TP_PART_RUNNING)
         shard = help(shard, batch, part);
     return shard;
@@ -51,8 +52,11 @@ static void task_answer(struct tp_task *task, struct tp_task_status *ret_status)
     if (task->seen || part->state == TP_PART_COMPLETED) {
         *ret_status = (struct tp_task_status){.state = TP_TASK_COMPLETED, .bytes = task->bytes};
     } else if (part->state == TP_PART_FAILED) {
-        ret_status->state = TP_TASK_FAILED;
-    } else if (task_copied(task) && tp_part_peers_alive(part)) {
+        if (tp_task_failed(task))
+            ret_status->state = TP_TASK_FAILED;
+        else
+            *ret_status = (struct tp_task_status){.state = TP_TASK_COMPLETED, .bytes = task->bytes};
+    } else if (task_copied(task) && tp_peer_alive(tp_peer_at(task->peer))) {
         task->seen = true;
         *ret_status = (struct tp_task_status){.state = TP_TASK_COMPLETED, .bytes = task->bytes};
     }
@@ -139,7 +143,7 @@ int tp_batch_detach(uint64_t batch_id, struct tp_batch **ret_batch) {
     if (batch) {
         result = batch->pending ? -EBUSY : 0;
         for (struct tp_part *part = batch->parts; part && result == 0; part = part->next) {
-            tp_part_decide(part);
+            tp_part_decide(batch, part);
             if (part->state == TP_PART_RUNNING)
                 result = -EBUSY;
         }

@@ -204,6 +204,7 @@ struct tp_part *tp_part_take(struct tp_batch *batch) {
     part->next = NULL;
     part->state = TP_PART_RUNNING;
     part->held = 0;
+    part->lost = 0;
     part->read_bytes = 0;
     part->write_bytes = 0;
     part->task_count = 0;

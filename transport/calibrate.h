@@ -6,9 +6,10 @@
 #include "transport/gpu.h"
 
 /*
- * Measure once and set the GPU's kernel_max of both directions. At most 150 ms and 32 MiB, freed at
- * the end. Measures nothing when the settings decide; leaves what is set when it cannot measure. In
- * a background thread.
+ * Measure once and set the GPU's kernel_max of both directions. Ends within 150 ms: 100 ms
+ * after it began nothing more is measured. 16 MiB of pinned and of GPU memory, freed at the end.
+ * The result is kept for the life of the process. Measures nothing when the settings decide; leaves
+ * what is set when it cannot measure. In a background thread.
  */
 void tp_calibrate(struct tp_gpu *gpu);
 

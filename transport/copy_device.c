@@ -15,12 +15,14 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <x86intrin.h>
 
 #include "env/cuda.h"
 #include "env/env.h"
 #include "env/stats.h"
 #include "transport/gpu.h"
+#include "transport/registrar.h"
 
 /*
  * A wave is sent when it holds this much: soon when the link is idle, later when it has work, since
@@ -32,19 +34,29 @@
 #define WAVE_OPS 4096u
 #define CHUNK_BYTES                                                                                \
     ((size_t)16 << 10)   /* a warp's share: larger copies are cut so that all warps have work */
+#define READY_WAVES 3    /* a direction and method, made before the first copy */
 #define POLL_TICKS 6000u /* about 2 us between queries of one wave */
+/* How long a poll stays with a wave whose end is near: at 3 ticks a ns and 50 GB/s, 100 us, and 30
+ * us more than it should take. */
+#define STAY_TICKS_PER_KIB 61u
+#define STAY_TICKS 300000u
+#define STAY_GRACE_TICKS 90000u
 
-enum wave_state { WAVE_OPEN, WAVE_SENT, WAVE_DONE, WAVE_FAILED };
+enum wave_state { WAVE_OPEN, WAVE_SENT, WAVE_ENDING, WAVE_DONE, WAVE_FAILED };
 
 struct tp_wave {
     struct tp_wave *next; /* in the queue's list of unused ones */
+    struct tp_wave *also; /* in the list of all of them */
     struct queue *queue;
     struct tp_gpu *gpu;
     _Atomic uint32_t state;
     _Atomic uint32_t refs;   /* groups that have copies in it */
     _Atomic uint64_t polled; /* time stamp counter */
+    uint64_t sent;           /* the same, before its state says so */
     struct tp_copy_op *ops;  /* WAVE_OPS; the kernel's are pinned */
     uint64_t *scratch;       /* for the copy engines' lists */
+    struct tp_chunk **held;  /* chunks of its copies, until it has ended; NULL: no registrar */
+    uint32_t held_count;
     tp_cu_event event;
     uint32_t count;
     uint64_t bytes;
@@ -56,7 +68,10 @@ struct queue {
     enum tp_gpu_method method;
     struct tp_wave *open;
     struct tp_wave *unused;
-    _Atomic uint32_t under_way; /* waves sent whose end nobody has seen */
+    uint64_t opened;             /* counts waves that were opened */
+    uint64_t seen;               /* the flusher's: `opened` when it last found one open */
+    struct tp_wave *_Atomic all; /* ever made: they are never freed */
+    _Atomic uint32_t under_way;  /* waves sent whose end nobody has seen */
 };
 
 static struct queue queues[TP_DEVICES][2][TP_GPU_METHODS];
@@ -77,6 +92,13 @@ static void init_queues(void) {
 
 /* ---- waves ---- */
 
+static void free_ops(struct tp_wave *wave) {
+    if (wave->queue->method == TP_GPU_KERNEL)
+        tp_gpu_pinned_free(wave->gpu, wave->ops);
+    else
+        free(wave->ops);
+}
+
 static struct tp_wave *new_wave(struct queue *queue, struct tp_gpu *gpu) {
     struct tp_wave *wave = calloc(1, sizeof(*wave));
     if (!wave)
@@ -89,9 +111,19 @@ static struct tp_wave *new_wave(struct queue *queue, struct tp_gpu *gpu) {
     if (wave->scratch && wave->event)
         wave->ops =
             queue->method == TP_GPU_KERNEL ? tp_gpu_pinned_alloc(gpu, bytes) : malloc(bytes);
-    if (wave->ops)
+    if (tp_registrar_on())
+        wave->held = malloc(WAVE_OPS * sizeof(*wave->held));
+    if (wave->ops && (wave->held || !tp_registrar_on())) {
+        wave->also = atomic_load(&queue->all);
+        while (!atomic_compare_exchange_weak(&queue->all, &wave->also, wave))
+            continue;
         return wave;
+    }
+    if (!wave->event)
+        tp_gpu_give_up(gpu, "no event can be made");
+    free_ops(wave);
     tp_gpu_event_free(gpu, wave->event);
+    free(wave->held);
     free(wave->scratch);
     free(wave);
     return NULL;
@@ -110,6 +142,7 @@ static struct tp_wave *take_wave(struct queue *queue, struct tp_gpu *gpu) {
         return NULL;
     wave->next = NULL;
     wave->count = 0;
+    wave->held_count = 0;
     wave->bytes = 0;
     atomic_store(&wave->refs, 0);
     atomic_store(&wave->polled, 0);
@@ -127,6 +160,13 @@ static void let_go(struct tp_wave *wave) {
     pthread_mutex_unlock(&queue->lock);
 }
 
+/* Before the end is told: then the chunks may go with their peer. */
+static void release_chunks(struct tp_wave *wave) {
+    for (uint32_t i = 0; i < wave->held_count; i++)
+        tp_chunk_release(wave->held[i]);
+    wave->held_count = 0;
+}
+
 /* Once the state is stored, the wave is others'. */
 static void send_wave(struct tp_wave *wave) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
@@ -141,8 +181,11 @@ static void send_wave(struct tp_wave *wave) {
     else
         tp_log_once(&said, TP_LOG_ERROR, "copies %s GPU %d failed: %s; their transfers fail",
                     to_device ? "to" : "from", tp_gpu_device(wave->gpu), tp_cuda_error(result));
-    if (result != TP_CUDA_SUCCESS)
+    if (result != TP_CUDA_SUCCESS) {
         atomic_fetch_sub_explicit(&queue->under_way, 1, memory_order_relaxed);
+        release_chunks(wave);
+    }
+    wave->sent = __rdtsc();
     atomic_store_explicit(&wave->state, result == TP_CUDA_SUCCESS ? WAVE_SENT : WAVE_FAILED,
                           memory_order_release);
 }
@@ -177,10 +220,13 @@ static void query_wave(struct tp_wave *wave) {
     /* Another thread may have seen the end as well: it is counted once. */
     uint32_t sent = WAVE_SENT;
     struct queue *queue = wave->queue;
-    if (atomic_compare_exchange_strong_explicit(&wave->state, &sent,
-                                                result == TP_CUDA_SUCCESS ? WAVE_DONE : WAVE_FAILED,
-                                                memory_order_release, memory_order_relaxed))
-        atomic_fetch_sub_explicit(&queue->under_way, 1, memory_order_relaxed);
+    if (!atomic_compare_exchange_strong_explicit(&wave->state, &sent, WAVE_ENDING,
+                                                 memory_order_acquire, memory_order_relaxed))
+        return;
+    atomic_fetch_sub_explicit(&queue->under_way, 1, memory_order_relaxed);
+    release_chunks(wave);
+    atomic_store_explicit(&wave->state, result == TP_CUDA_SUCCESS ? WAVE_DONE : WAVE_FAILED,
+                          memory_order_release);
 }
 
 /* ---- building a job ---- */
@@ -211,38 +257,99 @@ static bool continues(const struct tp_copy_op *op, const void *to, const void *f
     return (char *)op->to + op->bytes == to && (const char *)op->from + op->bytes == from;
 }
 
-static bool reserve_op(struct tp_device_group *group) {
-    if (group->ops && group->op_count < group->op_room)
+static bool reserve_ops(struct tp_device_group *group, uint32_t count) {
+    if (group->ops && group->chunks && count <= group->op_room - group->op_count)
         return true;
-    uint32_t room = group->op_room ? group->op_room * 2 : 64;
-    struct tp_copy_op *grown = reallocarray(group->ops, room, sizeof(*grown));
-    if (!grown)
+    if (count > UINT32_MAX / 2 - group->op_count)
         return false;
-    group->ops = grown;
+    uint32_t room = group->op_room ? group->op_room * 2 : 64;
+    if (room < group->op_count + count)
+        room = group->op_count + count;
+    struct tp_copy_op *ops = reallocarray(group->ops, room, sizeof(*ops));
+    if (ops)
+        group->ops = ops;
+    struct tp_chunk **chunks =
+        ops ? reallocarray(group->chunks, room, sizeof(struct tp_chunk *)) : NULL;
+    if (!chunks)
+        return false;
+    group->chunks = chunks;
     group->op_room = room;
     return true;
 }
 
-int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool host_mapped, void *to,
-                  const void *from, size_t bytes, uint8_t *ret_group) {
+static struct tp_chunk *last_chunk(const struct tp_device_group *group) {
+    return group->op_count ? group->chunks[group->op_count - 1] : NULL;
+}
+
+/* There is room. Nothing is merged beyond a chunk: its end may be that of a registration. */
+static void append(struct tp_device_group *group, struct tp_chunk *chunk, void *to,
+                   const void *from, size_t bytes) {
+    struct tp_copy_op *last = group->op_count ? &group->ops[group->op_count - 1] : NULL;
+    bool same = last && last_chunk(group) == chunk;
+    if (same && continues(last, to, from)) {
+        last->bytes += bytes;
+        return;
+    }
+    if (chunk && !same)
+        tp_chunk_hold_again(chunk);
+    group->chunks[group->op_count] = chunk;
+    group->ops[group->op_count++] = (struct tp_copy_op){to, from, bytes};
+}
+
+static void release_ops(struct tp_device_group *group) {
+    for (uint32_t i = 0; i < group->op_count; i++) {
+        struct tp_chunk *chunk = group->chunks[i];
+        if (chunk && (i + 1 == group->op_count || group->chunks[i + 1] != chunk))
+            tp_chunk_release(chunk);
+    }
+    group->op_count = 0;
+}
+
+/* The group that goes this way, with room for `count` copies more. */
+static int reserve(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                   uint32_t count, struct tp_device_group **ret_group) {
     if (!tp_gpu_get(device))
         return -ENODEV;
     struct tp_device_group *group = find_group(job, device, to_device, host_mapped);
     if (!group)
         return -ENOSPC;
-    struct tp_copy_op *last = group->op_count ? &group->ops[group->op_count - 1] : NULL;
-    if (last && continues(last, to, from)) {
-        last->bytes += bytes;
-    } else {
-        if (!reserve_op(group))
-            return -ENOMEM;
-        group->ops[group->op_count++] = (struct tp_copy_op){to, from, bytes};
-    }
+    if (!reserve_ops(group, count))
+        return -ENOMEM;
+    *ret_group = group;
+    return 0;
+}
+
+int tp_device_reserve(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                      uint32_t count) {
+    struct tp_device_group *group = NULL;
+    return reserve(job, device, to_device, host_mapped, count, &group);
+}
+
+int tp_device_add_chunk(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                        struct tp_chunk *chunk, void *to, const void *from, size_t bytes,
+                        uint8_t *ret_group) {
+    struct tp_device_group *group = NULL;
+    int error = reserve(job, device, to_device, host_mapped, 1, &group);
+    if (error)
+        return error;
     uint32_t index = (uint32_t)(group - job->groups);
+    append(group, chunk, to, from, bytes);
     if (index == job->group_count)
         job->group_count++;
     *ret_group = (uint8_t)index;
     return 0;
+}
+
+int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool host_mapped, void *to,
+                  const void *from, size_t bytes, uint8_t *ret_group) {
+    return tp_device_add_chunk(job, device, to_device, host_mapped, NULL, to, from, bytes,
+                               ret_group);
+}
+
+bool tp_device_holds(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                     const struct tp_chunk *chunk) {
+    const struct tp_device_group *group = find_group(job, device, to_device, host_mapped);
+    return group && last_chunk(group) == chunk;
 }
 
 /* ---- handing it to waves ---- */
@@ -292,6 +399,13 @@ static const struct tp_copy_op *next_op(struct cursor *cursor) {
     return NULL;
 }
 
+static void hold_chunk(struct tp_wave *wave, struct tp_chunk *chunk) {
+    if (!chunk || (wave->held_count && wave->held[wave->held_count - 1] == chunk))
+        return;
+    tp_chunk_hold_again(chunk);
+    wave->held[wave->held_count++] = chunk; /* at most one an op */
+}
+
 /* Put as much as one wave takes into it. Under the queue's lock. */
 static void fill(struct tp_wave *wave, struct cursor *cursor) {
     bool cut = wave->queue->method == TP_GPU_KERNEL;
@@ -300,6 +414,7 @@ static void fill(struct tp_wave *wave, struct cursor *cursor) {
         size_t part = cut && left > CHUNK_BYTES ? CHUNK_BYTES : left;
         wave->ops[wave->count++] = (struct tp_copy_op){(char *)op->to + cursor->done,
                                                        (const char *)op->from + cursor->done, part};
+        hold_chunk(wave, cursor->group->chunks[cursor->op]);
         wave->bytes += part;
         cursor->done += part;
     }
@@ -314,6 +429,7 @@ static struct tp_wave *lock_open_wave(struct queue *queue, struct tp_gpu *gpu) {
         if (queue->open || spare) {
             if (!queue->open) {
                 queue->open = spare;
+                queue->opened++;
             } else if (spare) { /* somebody was faster */
                 spare->next = queue->unused;
                 queue->unused = spare;
@@ -361,6 +477,7 @@ static void start_group(struct tp_device_group *group) {
     uint64_t kernel_max = gpu && group->host_mapped ? tp_gpu_kernel_max(gpu, group->to_device) : 0;
     for (int method = 0; method < TP_GPU_METHODS && !group->failed; method++)
         group->failed = !gpu || !start_method(group, gpu, (enum tp_gpu_method)method, kernel_max);
+    release_ops(group); /* the waves hold what they need */
     for (uint32_t i = 0; i < group->wave_count && !deferring; i++) {
         if (close_wave(group->waves[i]))
             send_wave(group->waves[i]);
@@ -377,6 +494,12 @@ void tp_device_start(struct tp_device_job *job) {
             continue;
         start_group(group);
     }
+    if (job->hits)
+        tp_count(TP_REGISTER_HITS, job->hits);
+    if (job->misses)
+        tp_count(TP_REGISTER_MISSES, job->misses);
+    job->hits = 0;
+    job->misses = 0;
 }
 
 /* ---- the end ---- */
@@ -385,7 +508,7 @@ static enum tp_device_state look_group(const struct tp_device_group *group) {
     enum tp_device_state state = group->failed ? TP_DEVICE_FAILED : TP_DEVICE_DONE;
     for (uint32_t i = 0; i < group->wave_count; i++) {
         uint32_t wave = atomic_load_explicit(&group->waves[i]->state, memory_order_acquire);
-        if (wave == WAVE_OPEN || wave == WAVE_SENT)
+        if (wave == WAVE_OPEN || wave == WAVE_SENT || wave == WAVE_ENDING)
             return TP_DEVICE_RUNNING;
         if (wave == WAVE_FAILED)
             state = TP_DEVICE_FAILED;
@@ -407,6 +530,26 @@ enum tp_device_state tp_device_look(const struct tp_device_job *job, unsigned gr
     return state;
 }
 
+/*
+ * Stay with the only wave under way until it ends, for a bounded time: callers that sleep between
+ * polls (range reads: 10 us, with the kernel's slack 60) would see its end late. A wave of 4 MiB
+ * takes 80 us.
+ */
+static void stay_with(struct tp_wave *wave) {
+    uint64_t start = __rdtsc();
+    uint64_t end = wave->sent + wave->bytes * STAY_TICKS_PER_KIB / 1024;
+    if (end > start + STAY_TICKS || start > end + STAY_GRACE_TICKS)
+        return;
+    end += STAY_GRACE_TICKS;
+    while (atomic_load_explicit(&wave->state, memory_order_acquire) == WAVE_SENT &&
+           atomic_load_explicit(&wave->queue->under_way, memory_order_relaxed) == 1 &&
+           __rdtsc() < end) {
+        for (int i = 0; i < 16; i++)
+            _mm_pause();
+        query_wave(wave);
+    }
+}
+
 void tp_device_poll(struct tp_device_job *job) {
     for (uint32_t i = 0; i < job->group_count; i++) {
         struct tp_device_group *group = &job->groups[i];
@@ -418,6 +561,9 @@ void tp_device_poll(struct tp_device_job *job) {
             else if (state == WAVE_SENT)
                 query_wave(wave);
         }
+        struct tp_wave *last = group->wave_count ? group->waves[group->wave_count - 1] : NULL;
+        if (last && atomic_load_explicit(&last->state, memory_order_acquire) == WAVE_SENT)
+            stay_with(last);
     }
 }
 
@@ -427,36 +573,168 @@ void tp_device_reset(struct tp_device_job *job) {
         for (uint32_t k = 0; k < group->wave_count; k++)
             let_go(group->waves[k]);
         group->wave_count = 0;
-        group->op_count = 0;
+        release_ops(group);
     }
     job->group_count = 0;
+    job->hits = 0;
+    job->misses = 0;
 }
 
 void tp_device_release(struct tp_device_job *job) {
     for (unsigned i = 0; i < TP_DEVICE_GROUPS; i++) {
         free(job->groups[i].ops);
+        free(job->groups[i].chunks);
         free(job->groups[i].waves);
     }
     memset(job, 0, sizeof(*job));
 }
 
+/* ---- gathering ---- */
+
+/*
+ * A wave that gathers goes out within 2 ms also when its thread neither polls nor ends its bracket.
+ * A thread looks each millisecond, while brackets are opened at all; it sleeps when none was for a
+ * while, so that only the first bracket after a pause costs a system call.
+ */
+#define FLUSH_TICK_NS 1000000
+#define FLUSH_IDLE_TICKS 100u
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    _Atomic uint64_t brackets; /* opened so far */
+    _Atomic bool asleep;
+    bool started;
+} flusher = {.lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER};
+
+/* Take the queue's open wave; `old_only`: when it was open at the last look as well. */
+static struct tp_wave *take_open(struct queue *queue, bool old_only) {
+    pthread_mutex_lock(&queue->lock);
+    struct tp_wave *wave = queue->open;
+    if (wave && old_only && queue->seen != queue->opened) {
+        queue->seen = queue->opened;
+        wave = NULL;
+    }
+    if (wave)
+        queue->open = NULL;
+    pthread_mutex_unlock(&queue->lock);
+    return wave;
+}
+
+/* All that still gathers; `old_only`: of what was open at the last look as well. */
+static void send_gathering(bool old_only) {
+    int highest = atomic_load(&highest_device);
+    for (int device = 0; device <= highest; device++) {
+        for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
+            struct tp_wave *wave =
+                take_open(&queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS], old_only);
+            if (wave)
+                send_wave(wave);
+        }
+    }
+}
+
+static void sleep_until_bracket(uint64_t seen) {
+    pthread_mutex_lock(&flusher.lock);
+    /* seq_cst on both sides: either the bracket sees the sleeper, or this sees the bracket. */
+    atomic_store(&flusher.asleep, true);
+    while (atomic_load(&flusher.brackets) == seen)
+        pthread_cond_wait(&flusher.news, &flusher.lock);
+    atomic_store(&flusher.asleep, false);
+    pthread_mutex_unlock(&flusher.lock);
+}
+
+/* Detached, for the life of the process: it holds nothing between two looks. */
+static void *run_flusher(void *arg) {
+    const struct timespec tick = {0, FLUSH_TICK_NS};
+    uint64_t seen = 0;
+    unsigned idle = 0;
+    for (;;) {
+        uint64_t brackets = atomic_load(&flusher.brackets);
+        idle = brackets == seen ? idle + 1 : 0;
+        seen = brackets;
+        if (idle > FLUSH_IDLE_TICKS)
+            sleep_until_bracket(seen);
+        nanosleep(&tick, NULL);
+        send_gathering(true);
+    }
+    return arg;
+}
+
+static void start_flusher(void) {
+    pthread_t thread;
+    pthread_mutex_lock(&flusher.lock);
+    if (!flusher.started && tp_thread_start("tidepool-waves", run_flusher, NULL, &thread) == 0) {
+        flusher.started = true;
+        pthread_detach(thread);
+    }
+    pthread_mutex_unlock(&flusher.lock);
+}
+
+void tp_device_prepare(struct tp_gpu *gpu) {
+    pthread_once(&queues_once, init_queues);
+    start_flusher();
+    for (int i = 0; i < 2 * TP_GPU_METHODS * READY_WAVES; i++) {
+        int way = i / READY_WAVES;
+        struct queue *queue =
+            &queues[tp_gpu_device(gpu)][way / TP_GPU_METHODS][way % TP_GPU_METHODS];
+        if (queue->method == TP_GPU_KERNEL && !tp_gpu_kernel_max(gpu, queue->to_device))
+            continue;
+        struct tp_wave *wave = new_wave(queue, gpu);
+        if (!wave)
+            continue;
+        pthread_mutex_lock(&queue->lock);
+        wave->next = queue->unused;
+        queue->unused = wave;
+        pthread_mutex_unlock(&queue->lock);
+    }
+}
+
 void tp_device_defer_begin(void) {
     deferring++;
+    atomic_fetch_add(&flusher.brackets, 1);
+    if (!atomic_load(&flusher.asleep) || tp_inert())
+        return;
+    pthread_mutex_lock(&flusher.lock);
+    pthread_cond_signal(&flusher.news);
+    pthread_mutex_unlock(&flusher.lock);
 }
 
 void tp_device_defer_end(void) {
     if (deferring == 0 || --deferring > 0)
         return;
+    send_gathering(false);
+}
+
+/* Look at a wave that nothing of ours refers to: a reference of our own keeps it from being used
+ * again meanwhile. False: it was not under way. */
+static bool sweep_wave(struct tp_wave *wave, unsigned *ended) {
+    uint32_t refs = atomic_load_explicit(&wave->refs, memory_order_relaxed);
+    do {
+        if (refs == 0 || atomic_load_explicit(&wave->state, memory_order_relaxed) != WAVE_SENT)
+            return false;
+    } while (!atomic_compare_exchange_weak(&wave->refs, &refs, refs + 1));
+    bool under_way = atomic_load_explicit(&wave->state, memory_order_acquire) == WAVE_SENT;
+    if (under_way)
+        query_wave(wave);
+    *ended += under_way && atomic_load_explicit(&wave->state, memory_order_acquire) != WAVE_SENT;
+    let_go(wave);
+    return under_way;
+}
+
+unsigned tp_device_sweep(bool send, unsigned *ret_ended) {
+    unsigned found = 0;
+    unsigned ended = 0;
     int highest = atomic_load(&highest_device);
+    if (send)
+        send_gathering(false);
     for (int device = 0; device <= highest; device++) {
         for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
             struct queue *queue = &queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS];
-            pthread_mutex_lock(&queue->lock);
-            struct tp_wave *wave = queue->open;
-            queue->open = NULL;
-            pthread_mutex_unlock(&queue->lock);
-            if (wave)
-                send_wave(wave);
+            for (struct tp_wave *wave = atomic_load(&queue->all); wave; wave = wave->also)
+                found += sweep_wave(wave, &ended);
         }
     }
+    *ret_ended = ended;
+    return found;
 }

@@ -5,8 +5,8 @@
  *
  * It must not know: batches, peers, Mooncake. Copies of one device, direction and method (copy
  * engine or kernel) gather in a wave; a wave goes out as one call when it is full, when somebody
- * asks for one of its copies, or at once unless submits are being deferred. A wave lives until
- * every group that has copies in it has let go.
+ * asks for one of its copies, 2 ms after it was opened, or at once unless submits are being
+ * deferred. A wave lives until every group that has copies in it has let go.
  */
 #ifndef TIDEPOOL_COPY_DEVICE_H
 #define TIDEPOOL_COPY_DEVICE_H
@@ -22,6 +22,7 @@
     4 /* devices x directions x kinds of host memory in one submit; nearly always one */
 
 struct tp_wave;
+struct tp_chunk;
 
 /* Copies of one submit that go the same way. */
 struct tp_device_group {
@@ -30,6 +31,8 @@ struct tp_device_group {
     bool host_mapped; /* the GPU can read and write the host side by itself (CUDA VMM or registered
                          memory) */
     struct tp_copy_op *ops;
+    struct tp_chunk **chunks; /* of the host side, one an op; NULL: none. One hold for neighbours
+                                 in the same */
     uint32_t op_count, op_room;
     struct tp_wave **waves; /* after start */
     uint32_t wave_count, wave_room;
@@ -39,6 +42,7 @@ struct tp_device_group {
 struct tp_device_job {
     struct tp_device_group groups[TP_DEVICE_GROUPS];
     uint32_t group_count;
+    uint32_t hits, misses; /* requests whose host memory is in chunks, all registered or not */
 };
 
 enum tp_device_state { TP_DEVICE_RUNNING, TP_DEVICE_DONE, TP_DEVICE_FAILED };
@@ -52,6 +56,22 @@ enum tp_device_state { TP_DEVICE_RUNNING, TP_DEVICE_DONE, TP_DEVICE_FAILED };
 int tp_device_add(struct tp_device_job *job, int device, bool to_device, bool host_mapped, void *to,
                   const void *from, size_t bytes, uint8_t *ret_group);
 
+/*
+ * The same for host memory in chunks (registrar.h): `chunk` is where the host side lies in, all of
+ * it, and is held until the copy has ended; the caller keeps a hold of its own. tp_device_reserve
+ * makes room beforehand, so that `count` of them cannot fail.
+ */
+int tp_device_reserve(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                      uint32_t count);
+int tp_device_add_chunk(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                        struct tp_chunk *chunk, void *to, const void *from, size_t bytes,
+                        uint8_t *ret_group);
+
+/* Is this chunk held by the copy that was added last of those that go this way? Then another one
+ * needs no hold by the caller. */
+bool tp_device_holds(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                     const struct tp_chunk *chunk);
+
 /* Hand all copies to their waves. Calls the driver when a wave goes out; no lock is held meanwhile.
  */
 void tp_device_start(struct tp_device_job *job);
@@ -64,10 +84,22 @@ enum tp_device_state tp_device_look(const struct tp_device_job *job, unsigned gr
  * microseconds a wave. */
 void tp_device_poll(struct tp_device_job *job);
 
+/*
+ * Ask the driver about all waves that were sent, so that what has ended lets go of its chunks
+ * though nobody polls; `send`: first send what still gathers. How many it found under way;
+ * *ret_ended: of which so many have ended. Any thread.
+ */
+unsigned tp_device_sweep(bool send, unsigned *ret_ended);
+
 /* Let go of the waves and forget the copies; only when tp_device_look no longer says RUNNING. Keeps
  * the arrays. */
 void tp_device_reset(struct tp_device_job *job);
 void tp_device_release(struct tp_device_job *job);
+
+/* What the first copies of a GPU need (pinned memory, events, and the thread that sends waves out
+ * after a bounded time), made in the background. */
+struct tp_gpu;
+void tp_device_prepare(struct tp_gpu *gpu);
 
 /* Between begin and end, submits of this thread gather in waves; end sends out what has gathered.
  * Nest. */

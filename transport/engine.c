@@ -23,6 +23,7 @@
 #include "transport/copy_host.h"
 #include "transport/names.h"
 #include "transport/peer.h"
+#include "transport/registrar.h"
 #include "transport/transport.h"
 
 #define ENGINES 64
@@ -276,7 +277,8 @@ void tp_transport_stop(void) {
         return;
     pthread_mutex_lock(&start_lock);
     if (atomic_exchange(&transport_on, false))
-        tp_peer_stop();
+        tp_registrar_stop();
+    tp_peer_stop();
     pthread_mutex_unlock(&start_lock);
 }
 

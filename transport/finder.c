@@ -21,6 +21,7 @@
 
 #include "env/env.h"
 #include "env/stats.h"
+#include "transport/importer.h"
 #include "transport/link.h"
 #include "transport/peer.h"
 
@@ -64,7 +65,8 @@ static struct {
 
 static _Atomic bool finder_stop;
 static _Atomic bool kick_pending;
-static _Atomic int kick_fd = -1; /* what tp_peer_kick writes to */
+static _Atomic bool look_pending; /* at the directory */
+static _Atomic int kick_fd = -1;  /* what tp_peer_kick writes to */
 static void (*_Atomic reaper)(void);
 
 static uint64_t now_ms(void) {
@@ -78,6 +80,11 @@ void tp_peer_set_reaper(void (*reap)(void)) {
 }
 
 void tp_peer_kick(void) {
+    atomic_store(&look_pending, true);
+    tp_peer_wake();
+}
+
+void tp_peer_wake(void) {
     uint64_t one = 1;
     if (tp_inert() || atomic_load(&kick_fd) < 0 || atomic_exchange(&kick_pending, true))
         return;
@@ -319,10 +326,17 @@ static void scan(uint64_t now) {
         scan_entries();
 }
 
+static void take_imported(void) {
+    struct tp_import_job job;
+    while (tp_importer_take(&job))
+        tp_link_imported(&finder.links[tp_peer_slot(job.peer)], &job);
+}
+
 /* All links in turn. Returns how long to sleep at most. */
 static int work(uint64_t now) {
     bool busy = false;
     bool held = false;
+    take_imported();
     int timeout = (int)(finder.next_scan_ms > now ? finder.next_scan_ms - now : 0);
     for (unsigned i = 0; i < TP_PEERS; i++) {
         struct tp_link *link = &finder.links[i];
@@ -362,7 +376,7 @@ static void *run(void *arg) {
                 drain_fd(tag == TAG_KICK ? finder.kick_fd : finder.watch_fd);
                 if (tag == TAG_KICK)
                     atomic_store(&kick_pending, false);
-                look = true;
+                look = look || tag == TAG_WATCH || atomic_exchange(&look_pending, false);
                 continue;
             }
             enum tp_link_end end = tp_link_read(&finder.links[tag], &finder.self);
@@ -474,6 +488,8 @@ void tp_peer_stop(void) {
     atomic_store(&kick_pending, false);
     tp_peer_kick();
     pthread_join(finder.thread, NULL);
+    tp_importer_stop();
+    take_imported();
     for (unsigned i = 0; i < TP_PEERS; i++) {
         struct tp_link *link = &finder.links[i];
         if (link->state == TP_LINK_HELLO || link->state == TP_LINK_OPEN)

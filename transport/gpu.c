@@ -43,7 +43,9 @@ struct tp_gpu {
     tp_cu_function kernel; /* NULL: none */
     unsigned blocks;       /* 0: by size */
     _Atomic uint64_t kernel_max[2];
-    _Atomic bool lost; /* its context no longer works: nothing more is sent */
+    _Atomic bool lost;  /* its context no longer works: nothing more is sent */
+    bool pageable;      /* reads any memory of the process by itself (HMM, ATS) */
+    bool host_pointers; /* registered memory has one address for the CPU and for it */
 };
 
 enum gpu_state { GPU_IDLE, GPU_BEGUN, GPU_REFUSED };
@@ -110,6 +112,11 @@ static void load_kernel(struct tp_gpu *gpu, const struct tp_cuda *cuda,
     atomic_store(&gpu->kernel_max[1], limit);
 }
 
+static bool has_attribute(const struct tp_cuda *cuda, tp_cu_device handle, int attribute) {
+    int value = 0;
+    return cuda->device_get_attribute(&value, attribute, handle) == TP_CUDA_SUCCESS && value != 0;
+}
+
 static bool primary_active(const struct tp_cuda *cuda, int device) {
     unsigned flags = 0;
     int active = 0;
@@ -134,6 +141,9 @@ static struct tp_gpu *make_gpu(int device, const struct tp_cuda *cuda) {
         bool made = false;
         gpu->device = device;
         gpu->blocks = config->kernel_blocks;
+        gpu->pageable = has_attribute(cuda, handle, TP_CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
+        gpu->host_pointers = has_attribute(
+            cuda, handle, TP_CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
         if (enter(gpu, &visit)) {
             made = make_streams(gpu, cuda);
             if (made)
@@ -160,6 +170,7 @@ static void *run_make(void *arg) {
         atomic_store(&gpus[device].state, GPU_REFUSED);
         return NULL;
     }
+    tp_device_prepare(gpu);
     atomic_store_explicit(&gpus[device].gpu, gpu, memory_order_release);
     tp_calibrate(gpu);
     return NULL;
@@ -196,6 +207,12 @@ struct tp_gpu *tp_gpu_get(int device) {
     return gpu && !atomic_load_explicit(&gpu->lost, memory_order_relaxed) ? gpu : NULL;
 }
 
+void tp_gpu_give_up(struct tp_gpu *gpu, const char *why) {
+    if (!atomic_exchange(&gpu->lost, true))
+        tp_log(TP_LOG_WARN, "GPU %d: %s; its further transfers are left to Mooncake", gpu->device,
+               why);
+}
+
 int tp_gpu_device(const struct tp_gpu *gpu) {
     return gpu->device;
 }
@@ -228,6 +245,37 @@ void tp_gpu_pinned_free(struct tp_gpu *gpu, void *memory) {
         (void)visit.cuda->host_free(memory);
         leave(&visit);
     }
+}
+
+tp_cu_result tp_gpu_host_register(struct tp_gpu *gpu, void *address, size_t bytes) {
+    struct visit visit;
+    if (!enter(gpu, &visit))
+        return TP_CUDA_ERROR_INVALID_CONTEXT;
+    tp_cu_result result = visit.cuda->host_register(
+        address, bytes, TP_CU_HOST_REGISTER_PORTABLE | TP_CU_HOST_REGISTER_DEVICEMAP);
+    leave(&visit);
+    return result;
+}
+
+tp_cu_result tp_gpu_host_unregister(struct tp_gpu *gpu, void *address) {
+    struct visit visit;
+    if (!enter(gpu, &visit))
+        return TP_CUDA_ERROR_INVALID_CONTEXT;
+    tp_cu_result result = visit.cuda->host_unregister(address);
+    leave(&visit);
+    return result;
+}
+
+bool tp_gpu_wants_registration(const struct tp_gpu *gpu) {
+    return !gpu->pageable;
+}
+
+bool tp_gpu_takes_host_pointers(const struct tp_gpu *gpu) {
+    return gpu->host_pointers;
+}
+
+bool tp_gpu_lost(const struct tp_gpu *gpu) {
+    return atomic_load_explicit(&gpu->lost, memory_order_relaxed);
 }
 
 tp_cu_deviceptr tp_gpu_memory_alloc(struct tp_gpu *gpu, size_t bytes) {

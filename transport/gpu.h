@@ -31,6 +31,9 @@ struct tp_gpu *tp_gpu_get(int device);
  */
 void tp_gpu_prepare(int device);
 
+/* No more copies by this GPU: later requests are Mooncake's. One line says why. */
+void tp_gpu_give_up(struct tp_gpu *gpu, const char *why);
+
 int tp_gpu_device(const struct tp_gpu *gpu);
 
 /* The largest copy that the kernel shall do, for this direction; 0: none. */
@@ -43,6 +46,21 @@ void *tp_gpu_pinned_alloc(struct tp_gpu *gpu, size_t bytes);
 void tp_gpu_pinned_free(struct tp_gpu *gpu, void *memory);
 tp_cu_deviceptr tp_gpu_memory_alloc(struct tp_gpu *gpu, size_t bytes);
 void tp_gpu_memory_free(struct tp_gpu *gpu, tp_cu_deviceptr memory);
+
+/*
+ * Register memory of this process with CUDA, for all GPUs and for kernels; and back. A driver
+ * result. They block in the driver: 50 us a MiB (hugetlbfs: 22), measured on an H200.
+ */
+tp_cu_result tp_gpu_host_register(struct tp_gpu *gpu, void *address, size_t bytes);
+tp_cu_result tp_gpu_host_unregister(struct tp_gpu *gpu, void *address);
+
+/* Does this GPU copy host memory at full speed only when it is registered (no HMM)? And may its
+ * kernels use the addresses of registered memory as they are? Facts of the device. */
+bool tp_gpu_wants_registration(const struct tp_gpu *gpu);
+bool tp_gpu_takes_host_pointers(const struct tp_gpu *gpu);
+
+/* Is its context lost? */
+bool tp_gpu_lost(const struct tp_gpu *gpu);
 
 /* An event without timing, NULL when the driver refuses. */
 tp_cu_event tp_gpu_event(struct tp_gpu *gpu);

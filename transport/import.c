@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The mappings of one published segment: reserve the whole range of addresses at once, so that what
- * is contiguous in the store is contiguous here, and fill it piece by piece.
+ * is contiguous in the store is contiguous here, and fill it piece by piece, what requests have
+ * missed first.
  *
  * CUDA memory is mapped by the driver into a range that the driver reserves (vmm.c): later, when
- * there is CUDA in this process, and with access for each GPU.
+ * there is CUDA in this process, by the import threads, and with access for each GPU.
  *
  * It must not know: connections, names, batches. All of it runs in the peer thread.
  */
@@ -18,6 +19,8 @@
 
 #include "env/env.h"
 #include "env/stats.h"
+#include "transport/importer.h"
+#include "transport/registrar.h"
 #include "transport/slot.h"
 #include "transport/vmm.h"
 
@@ -33,11 +36,14 @@
 
 static void segment_free(struct tp_peer_segment *segment) {
     free(segment->mapped);
-    free(segment->asked);
+    free(segment->missed);
     free(segment->opened);
+    free(segment->stages);
     segment->mapped = NULL;
-    segment->asked = NULL;
+    segment->missed = NULL;
     segment->opened = NULL;
+    segment->stages = NULL;
+    segment->chunks = NULL;
     segment->reserved = NULL;
     segment->address = NULL;
     segment->reserved_bytes = 0;
@@ -67,35 +73,116 @@ int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segme
         return -E2BIG;
     segment->message = *message;
     segment->next_piece = 0;
+    segment->next_open = 0;
+    segment->tickets_seen = 0;
     segment->prefault_piece = 0;
     segment->prefault_offset = 0;
     atomic_store(&segment->mapped_count, 0);
-    atomic_store(&segment->wanted, 0);
-    segment->mapped = calloc(message->piece_count, sizeof(*segment->mapped));
-    segment->asked = calloc(message->piece_count, sizeof(*segment->asked));
-    segment->opened = is_cumem(segment) ? calloc(message->piece_count, sizeof(uint64_t)) : NULL;
+    atomic_store(&segment->tickets, 0);
+    atomic_store(&segment->open_to_all, 0);
+    uint32_t count = message->piece_count;
+    segment->mapped = calloc(count, sizeof(*segment->mapped));
+    segment->missed = calloc(count, sizeof(*segment->missed));
+    segment->stages = calloc(count, sizeof(*segment->stages));
+    segment->opened = is_cumem(segment) ? calloc(count, sizeof(*segment->opened)) : NULL;
     int error = 0;
-    if (!segment->mapped || !segment->asked || (is_cumem(segment) && !segment->opened))
+    if (!segment->mapped || !segment->missed || !segment->stages ||
+        (is_cumem(segment) && !segment->opened))
         error = -ENOMEM;
     else if (!is_cumem(segment))
         error = reserve(segment, align);
     if (error)
         segment_free(segment);
+    else if (!is_cumem(segment))
+        segment->chunks = tp_chunks_new(segment->address, message, segment->mapped);
     return error;
 }
 
-bool tp_import_ready(struct tp_peer_segment *segment) {
-    if (!is_cumem(segment) || segment->reserved)
+/* The GPUs that shall reach every piece: those in use, and those that requests came from. */
+static void look_for_devices(struct tp_peer *peer) {
+    uint64_t wanted = atomic_load_explicit(&peer->devices_wanted, memory_order_relaxed);
+    uint64_t opening = (peer->opening | wanted | tp_vmm_active_devices()) & ~peer->shut;
+    uint32_t high = atomic_load(&peer->segment_high);
+    for (uint32_t i = 0; i < high && opening != peer->opening; i++)
+        peer->segments[i].next_open = 0;
+    peer->opening = opening;
+}
+
+bool tp_import_ready(struct tp_peer *peer, struct tp_peer_segment *segment) {
+    if (!is_cumem(segment))
         return true;
+    if (segment->reserved) {
+        look_for_devices(peer);
+        return true;
+    }
     /* A miss shows that this process really transfers: it is past its forks. */
-    bool missed = atomic_load_explicit(&segment->wanted, memory_order_relaxed) != 0;
+    bool missed = atomic_load_explicit(&segment->tickets, memory_order_relaxed) != 0;
     if (segment->reserved_bytes || !tp_vmm_usable(missed))
         return false;
     segment->reserved_bytes = segment->message.map_bytes; /* a failure is not tried again */
     segment->reserved = tp_vmm_reserve(segment->reserved_bytes);
     segment->address = segment->reserved;
+    look_for_devices(peer);
     return segment->reserved;
 }
+
+/* ---- what comes next ---- */
+
+/* GPUs that a mapped piece is to be opened to; none while it is at work on that. */
+static uint64_t closed_to(const struct tp_peer *peer, const struct tp_peer_segment *segment,
+                          uint32_t piece) {
+    if (!segment->opened || segment->stages[piece] != TP_PIECE_MAPPED)
+        return 0;
+    return peer->opening & ~atomic_load_explicit(&segment->opened[piece], memory_order_relaxed);
+}
+
+/*
+ * The piece at this stage that a request missed first, piece_count: none. Looks at all pieces, but
+ * only when tickets were taken since none was found waiting.
+ */
+static uint32_t missed_first(const struct tp_peer *peer, struct tp_peer_segment *segment,
+                             enum tp_piece_stage stage) {
+    uint32_t count = segment->message.piece_count;
+    uint32_t tickets = atomic_load_explicit(&segment->tickets, memory_order_relaxed);
+    uint32_t found = count;
+    uint32_t first = UINT32_MAX;
+    bool waits = false;
+    if (tickets == segment->tickets_seen)
+        return count;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t ticket = atomic_load_explicit(&segment->missed[i], memory_order_relaxed);
+        bool open = closed_to(peer, segment, i) != 0;
+        if (ticket == 0 || (segment->stages[i] != TP_PIECE_ABSENT && !open))
+            continue;
+        waits = true;
+        if (segment->stages[i] == stage && ticket < first) {
+            first = ticket;
+            found = i;
+        }
+    }
+    if (!waits)
+        segment->tickets_seen = tickets;
+    return found;
+}
+
+void tp_import_next(struct tp_peer *peer, struct tp_peer_segment *segment, bool missed_only,
+                    uint32_t most, uint32_t *ret_first, uint32_t *ret_count) {
+    uint32_t total = segment->message.piece_count;
+    uint32_t first = missed_first(peer, segment, TP_PIECE_ABSENT);
+    *ret_count = 0;
+    if (first == total) {
+        while (segment->next_piece < total && segment->stages[segment->next_piece])
+            segment->next_piece++;
+        first = missed_only ? total : segment->next_piece;
+    }
+    *ret_first = first;
+    for (uint32_t i = first; i < total && *ret_count < most && !segment->stages[i]; i++) {
+        segment->stages[i] = TP_PIECE_ASKED;
+        (*ret_count)++;
+    }
+}
+
+/* ---- pieces ---- */
 
 /* Is `fd` memory of this size that cannot be taken away under us? */
 static int piece_check(int fd, uint64_t bytes) {
@@ -127,37 +214,94 @@ static int map_file(const struct tp_peer_segment *segment, char *at, uint64_t by
     return 0;
 }
 
+static struct tp_import_job job_for(struct tp_peer *peer, struct tp_peer_segment *segment,
+                                    uint32_t index) {
+    return (struct tp_import_job){.peer = peer,
+                                  .segment = segment,
+                                  .piece = index,
+                                  .address = segment->address +
+                                             (uint64_t)index * segment->message.piece_bytes,
+                                  .bytes = tp_wire_piece_bytes(&segment->message, index),
+                                  .fd = -1};
+}
+
+/* A thread maps it (importer.c). */
 static int map_cumem(struct tp_peer *peer, struct tp_peer_segment *segment, uint32_t index,
-                     char *at, int fd) {
+                     int fd) {
     if (!segment->reserved)
         return -EPROTO; /* it was not asked for */
-    peer->opening |= tp_vmm_active_devices() & ~peer->shut;
-    uint64_t devices = peer->opening;
-    int error = tp_vmm_map(at, tp_wire_piece_bytes(&segment->message, index), fd, devices);
-    if (error == 0)
-        segment->opened[index] = devices;
-    else
-        tp_count(TP_IMPORT_FAILURES, 1);
+    struct tp_import_job job = job_for(peer, segment, index);
+    job.fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    int error = job.fd < 0 ? -errno : 0;
+    job.devices = peer->opening;
+    if (!error)
+        error = tp_importer_put(&job);
+    if (!error)
+        peer->jobs++;
+    else if (job.fd >= 0)
+        close(job.fd);
     return error;
+}
+
+static void piece_mapped(struct tp_peer_segment *segment, uint32_t index, char *at,
+                         uint64_t bytes) {
+    /* A child could outlive us and keep a dead store's pages; a core file of a store's size helps
+     * nobody. */
+    (void)madvise(at, bytes, MADV_DONTFORK);
+    (void)madvise(at, bytes, MADV_DONTDUMP);
+    segment->stages[index] = TP_PIECE_MAPPED;
+    atomic_store_explicit(&segment->mapped[index], 1, memory_order_release);
+    atomic_fetch_add_explicit(&segment->mapped_count, 1, memory_order_release);
 }
 
 int tp_import_piece(struct tp_peer *peer, struct tp_peer_segment *segment, uint32_t index, int fd) {
     const struct tp_msg_segment *message = &segment->message;
     uint64_t bytes = tp_wire_piece_bytes(message, index);
-    if (bytes == 0 || atomic_load(&segment->mapped[index]))
+    if (bytes == 0 || segment->stages[index] != TP_PIECE_ASKED)
         return -EPROTO;
+    if (is_cumem(segment))
+        return map_cumem(peer, segment, index, fd);
     char *at = segment->address + (uint64_t)index * message->piece_bytes;
-    int error = is_cumem(segment) ? map_cumem(peer, segment, index, at, fd)
-                                  : map_file(segment, at, bytes, fd);
-    if (error)
-        return error;
-    /* A child could outlive us and keep a dead store's pages; a core file of a store's size helps
-     * nobody. */
-    (void)madvise(at, bytes, MADV_DONTFORK);
-    (void)madvise(at, bytes, MADV_DONTDUMP);
-    atomic_store_explicit(&segment->mapped[index], 1, memory_order_release);
-    atomic_fetch_add_explicit(&segment->mapped_count, 1, memory_order_release);
-    return 0;
+    int error = map_file(segment, at, bytes, fd);
+    if (!error)
+        piece_mapped(segment, index, at, bytes);
+    return error;
+}
+
+static void find_open_to_all(struct tp_peer_segment *segment) {
+    uint64_t all = UINT64_MAX;
+    if (atomic_load(&segment->mapped_count) < segment->message.piece_count)
+        return;
+    for (uint32_t i = 0; i < segment->message.piece_count; i++)
+        all &= atomic_load_explicit(&segment->opened[i], memory_order_relaxed);
+    atomic_store_explicit(&segment->open_to_all, all, memory_order_release);
+}
+
+void tp_import_ended(const struct tp_import_job *job) {
+    struct tp_peer *peer = job->peer;
+    struct tp_peer_segment *segment = job->segment;
+    uint32_t piece = job->piece;
+    bool mapping = segment->stages[piece] == TP_PIECE_ASKED;
+    peer->jobs--;
+    if (job->error == -ECANCELED)
+        return;
+    /* A GPU that the driver refused once is not tried again. */
+    uint64_t refused = job->error ? 0 : job->devices & ~job->opened;
+    if (job->error || refused)
+        tp_count(TP_IMPORT_FAILURES, 1);
+    peer->shut |= refused;
+    peer->opening &= ~refused;
+    if (job->error)
+        return; /* what was asked for stays so */
+    atomic_fetch_or_explicit(&segment->opened[piece], job->opened, memory_order_release);
+    /* A request that misses it from here on, for want of another GPU's access, says so anew. */
+    atomic_store_explicit(&segment->missed[piece], 0, memory_order_relaxed);
+    if (mapping)
+        piece_mapped(segment, piece, job->address, job->bytes);
+    segment->stages[piece] = TP_PIECE_MAPPED;
+    if (closed_to(peer, segment, piece) && piece < segment->next_open)
+        segment->next_open = piece;
+    find_open_to_all(segment);
 }
 
 bool tp_import_prefault(struct tp_peer_segment *segment) {
@@ -188,49 +332,25 @@ bool tp_import_prefault(struct tp_peer_segment *segment) {
     return true;
 }
 
-/* The first mapped piece of the segment that GPUs of peer->opening may not reach yet;
- * piece_count: none. */
-static uint32_t unopened_piece(const struct tp_peer *peer, const struct tp_peer_segment *segment) {
-    uint32_t i = 0;
-    while (i < segment->message.piece_count &&
-           (!atomic_load_explicit(&segment->mapped[i], memory_order_relaxed) ||
-            (peer->opening & ~segment->opened[i]) == 0))
-        i++;
-    return i;
-}
-
-/* Open one piece to one GPU. A GPU that the driver refuses is not tried again. */
-static void open_piece(struct tp_peer *peer, struct tp_peer_segment *segment, uint32_t piece) {
-    int device = __builtin_ctzll(peer->opening & ~segment->opened[piece]);
-    uint64_t bit = UINT64_C(1) << device;
-    char *at = segment->address + (uint64_t)piece * segment->message.piece_bytes;
-    if (tp_vmm_open(at, tp_wire_piece_bytes(&segment->message, piece), device) == 0) {
-        segment->opened[piece] |= bit;
-        return;
-    }
-    tp_count(TP_IMPORT_FAILURES, 1);
-    peer->opening &= ~bit;
-    peer->shut |= bit;
-}
-
-bool tp_import_open(struct tp_peer *peer) {
-    uint64_t wanted = atomic_load_explicit(&peer->devices_wanted, memory_order_relaxed);
-    peer->opening |= wanted & ~peer->shut;
-    if ((peer->opening & ~atomic_load(&peer->devices)) == 0)
+bool tp_import_open(struct tp_peer *peer, struct tp_peer_segment *segment, bool missed_only) {
+    uint32_t total = segment->message.piece_count;
+    if (!segment->reserved || !segment->opened)
         return false;
-    uint32_t high = atomic_load(&peer->segment_high);
-    for (uint32_t i = 0; i < high; i++) {
-        struct tp_peer_segment *segment = &peer->segments[i];
-        if (atomic_load(&segment->state) != TP_SEGMENT_LIVE || !is_cumem(segment))
-            continue;
-        uint32_t piece = unopened_piece(peer, segment);
-        if (piece < segment->message.piece_count) {
-            open_piece(peer, segment, piece);
-            return true;
-        }
+    uint32_t piece = missed_first(peer, segment, TP_PIECE_MAPPED);
+    if (piece == total) {
+        while (segment->next_open < total && !closed_to(peer, segment, segment->next_open))
+            segment->next_open++;
+        piece = missed_only ? total : segment->next_open;
     }
-    atomic_store(&peer->devices, peer->opening);
-    return false;
+    if (piece == total)
+        return false;
+    struct tp_import_job job = job_for(peer, segment, piece);
+    job.devices = closed_to(peer, segment, piece);
+    if (tp_importer_put(&job) != 0)
+        return false;
+    segment->stages[piece] = TP_PIECE_OPENING;
+    peer->jobs++;
+    return true;
 }
 
 static void drop_cumem(struct tp_peer_segment *segment) {
@@ -245,11 +365,22 @@ static void drop_cumem(struct tp_peer_segment *segment) {
     tp_vmm_unreserve(segment->reserved, segment->reserved_bytes);
 }
 
+static void drop_mapped(struct tp_peer_segment *segment, bool stuck) {
+    if (!stuck)
+        munmap(segment->reserved, segment->reserved_bytes);
+    else /* CUDA goes on taking these addresses for the old pages: nothing else may get them */
+        (void)mmap(segment->reserved, segment->reserved_bytes, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
 void tp_import_drop(struct tp_peer_segment *segment) {
+    bool stuck = false;
+    if (segment->chunks && !tp_chunks_drop(segment->chunks, &stuck))
+        return;
     if (is_cumem(segment))
         drop_cumem(segment);
     else if (segment->reserved)
-        munmap(segment->reserved, segment->reserved_bytes);
+        drop_mapped(segment, stuck);
     segment_free(segment);
     atomic_store(&segment->state, TP_SEGMENT_EMPTY);
 }

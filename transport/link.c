@@ -15,10 +15,10 @@
 
 #include "env/env.h"
 #include "env/stats.h"
+#include "transport/importer.h"
 
 #define MESSAGES_A_TURN 32
-#define CUMEM_PIECES 2 /* asked for in one message */
-#define RENAMES 64     /* at once, and one a second: every name is kept for ever (names.c) */
+#define RENAMES 64 /* at once, and one a second: every name is kept for ever (names.c) */
 
 int tp_link_begin(struct tp_link *link, int fd, const uint8_t instance[static 16],
                   const struct tp_link_self *self, uint64_t now_ms) {
@@ -75,7 +75,7 @@ static void stats_attach(const struct tp_link *link) {
 }
 
 static void stats_refresh(const struct tp_link *link) {
-    if (!link->name)
+    if (!link->name || link->state != TP_LINK_OPEN)
         return;
     struct tp_stats_peer *stats = link_stats(link);
     uint32_t pieces = 0, mapped = 0, segments = 0;
@@ -303,7 +303,7 @@ static enum tp_link_end pieces_came(struct tp_link *link, const struct tp_msg_pi
         int error = tp_import_piece(link->peer, segment, message->first + i, fds[i]);
         if (error == -EPROTO)
             return TP_LINK_BROKEN;
-        if (error && error != -EREMOTEIO)
+        if (error)
             tp_log_once(&said, TP_LOG_WARN,
                         "cannot map piece %u of store %s: %s; requests to it are left to Mooncake",
                         message->first + i, link->name ? link->name->text : "", strerror(-error));
@@ -375,46 +375,41 @@ enum tp_link_end tp_link_read(struct tp_link *link, const struct tp_link_self *s
  * ------------------------------------------------------------------------------------------------------------
  */
 
-/* The next pieces to ask for: the one that a request missed first, then in order. count 0: none. */
-static struct tp_msg_pieces next_wanted(struct tp_peer_segment *segment) {
-    struct tp_msg_pieces next = {.segment_id = segment->message.segment_id};
-    uint32_t total = segment->message.piece_count;
-    uint32_t wanted = atomic_exchange_explicit(&segment->wanted, 0, memory_order_relaxed);
-    if (wanted && wanted <= total && !segment->asked[wanted - 1]) {
-        next.first = wanted - 1;
-    } else {
-        while (segment->next_piece < total && segment->asked[segment->next_piece])
-            segment->next_piece++;
-        next.first = segment->next_piece;
-    }
-    /* The driver takes tens of milliseconds for a piece, and the thread has other stores to look
-     * after. */
-    uint32_t most = segment->message.kind == TP_WIRE_CUMEM ? CUMEM_PIECES : TP_WIRE_MAX_FDS;
-    while (next.first + next.count < total && next.count < most &&
-           !segment->asked[next.first + next.count])
-        next.count++;
-    return next;
+/* How much may be under way. The driver takes tens of milliseconds for a piece: what is asked for
+ * ahead of the import threads would only stand before what a request misses next. */
+static bool may_ask(const struct tp_link *link, const struct tp_peer_segment *segment,
+                    unsigned in_flight) {
+    return segment->message.kind == TP_WIRE_CUMEM ? in_flight + link->peer->jobs < TP_IMPORT_THREADS
+                                                  : in_flight < TP_LINK_IN_FLIGHT;
 }
 
-static enum tp_link_end ask(struct tp_link *link, struct tp_peer_segment *segment,
+static enum tp_link_end ask(struct tp_link *link, struct tp_peer_segment *segment, bool missed_only,
                             unsigned *in_flight) {
-    while (*in_flight < TP_LINK_IN_FLIGHT) {
+    uint32_t most = segment->message.kind == TP_WIRE_CUMEM ? 1 : TP_WIRE_MAX_FDS;
+    while (may_ask(link, segment, *in_flight)) {
         struct tp_want *free_want = NULL;
         for (unsigned i = 0; i < TP_LINK_WANTS && !free_want; i++) {
             if (link->wants[i].segment_id == 0)
                 free_want = &link->wants[i];
         }
-        struct tp_msg_pieces next = next_wanted(segment);
-        if (!free_want || next.count == 0)
+        if (!free_want)
             return TP_LINK_LIVES;
-        struct tp_msg message = {.type = TP_MSG_WANT, .body.pieces = next};
+        if (tp_import_open(link->peer, segment, missed_only))
+            continue;
+        struct tp_msg message = {.type = TP_MSG_WANT};
+        struct tp_msg_pieces *next = &message.body.pieces;
+        next->segment_id = segment->message.segment_id;
+        tp_import_next(link->peer, segment, missed_only, most, &next->first, &next->count);
+        if (next->count == 0)
+            return TP_LINK_LIVES;
         int error = tp_wire_send(link->fd, &message, NULL, 0);
-        if (error == -EAGAIN)
+        if (error == -EAGAIN) {
+            memset(segment->stages + next->first, TP_PIECE_ABSENT, next->count);
             return TP_LINK_LIVES;
+        }
         if (error)
             return TP_LINK_EOF;
-        *free_want = (struct tp_want){next.segment_id, next.first, next.count, false};
-        memset(segment->asked + next.first, 1, next.count);
+        *free_want = (struct tp_want){next->segment_id, next->first, next->count, false};
         (*in_flight)++;
     }
     return TP_LINK_LIVES;
@@ -427,27 +422,49 @@ static unsigned wants_in_flight(const struct tp_link *link) {
     return count;
 }
 
+/* Let go of withdrawn segments, and count those whose pieces can be asked for. */
+static unsigned look_at_segments(struct tp_link *link, bool *ready) {
+    struct tp_peer *peer = link->peer;
+    uint32_t high = atomic_load(&peer->segment_high);
+    unsigned count = 0;
+    for (uint32_t i = 0; i < high; i++) {
+        struct tp_peer_segment *segment = &peer->segments[i];
+        uint32_t state = atomic_load(&segment->state);
+        if (state == TP_SEGMENT_GONE && peer->jobs == 0 && atomic_load(&peer->refs) == 0)
+            tp_import_drop(segment);
+        ready[i] = state == TP_SEGMENT_LIVE && tp_import_ready(peer, segment);
+        count += ready[i];
+    }
+    return count;
+}
+
 enum tp_link_end tp_link_work(struct tp_link *link, uint64_t now_ms, bool *ret_busy) {
+    bool ready[TP_WIRE_MAX_SEGMENTS] = {false};
     if (link->state == TP_LINK_HELLO)
         return now_ms >= link->deadline_ms ? TP_LINK_SILENT : TP_LINK_LIVES;
+    if (look_at_segments(link, ready) == 0)
+        return TP_LINK_LIVES;
     unsigned in_flight = wants_in_flight(link);
     bool prefaulted = false;
-    uint32_t high = atomic_load(&link->peer->segment_high);
-    for (uint32_t i = 0; i < high; i++) {
-        struct tp_peer_segment *segment = &link->peer->segments[i];
-        uint32_t state = atomic_load(&segment->state);
-        if (state == TP_SEGMENT_GONE && atomic_load(&link->peer->refs) == 0)
-            tp_import_drop(segment);
-        if (state != TP_SEGMENT_LIVE || !tp_import_ready(segment))
-            continue;
-        enum tp_link_end end = ask(link, segment, &in_flight);
-        if (end != TP_LINK_LIVES)
-            return end;
-        if (!prefaulted)
-            prefaulted = tp_import_prefault(segment);
+    /* What requests have missed in any segment comes before all else. */
+    for (int missed_only = 1; missed_only >= 0; missed_only--) {
+        for (uint32_t i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
+            struct tp_peer_segment *segment = &link->peer->segments[i];
+            enum tp_link_end end =
+                ready[i] ? ask(link, segment, missed_only, &in_flight) : TP_LINK_LIVES;
+            if (end != TP_LINK_LIVES)
+                return end;
+            if (ready[i] && !missed_only && !prefaulted)
+                prefaulted = tp_import_prefault(segment);
+        }
     }
-    *ret_busy |= prefaulted | tp_import_open(link->peer);
+    *ret_busy |= prefaulted;
     return TP_LINK_LIVES;
+}
+
+void tp_link_imported(struct tp_link *link, const struct tp_import_job *job) {
+    tp_import_ended(job);
+    stats_refresh(link);
 }
 
 /* ---- the end
@@ -469,14 +486,17 @@ void tp_link_end(struct tp_link *link) {
 }
 
 bool tp_link_drain(struct tp_link *link) {
-    if (atomic_load(&link->peer->refs) != 0)
+    if (atomic_load(&link->peer->refs) != 0 || link->peer->jobs != 0)
         return false;
+    bool empty = true;
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
         if (atomic_load(&link->peer->segments[i].state) != TP_SEGMENT_EMPTY)
             tp_import_drop(&link->peer->segments[i]);
+        empty = empty && atomic_load(&link->peer->segments[i].state) == TP_SEGMENT_EMPTY;
     }
+    if (!empty)
+        return false;
     atomic_store(&link->peer->segment_high, 0);
-    atomic_store(&link->peer->devices, 0);
     atomic_store(&link->peer->devices_wanted, 0);
     link->peer->opening = 0;
     link->peer->shut = 0;

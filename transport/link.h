@@ -69,6 +69,10 @@ enum tp_link_end tp_link_read(struct tp_link *link, const struct tp_link_self *s
  * do at once. */
 enum tp_link_end tp_link_work(struct tp_link *link, uint64_t now_ms, bool *ret_busy);
 
+/* An import thread has ended a job of this link's peer. */
+struct tp_import_job;
+void tp_link_imported(struct tp_link *link, const struct tp_import_job *job);
+
 /* The connection has ended: nothing is routed to it from here on. */
 void tp_link_end(struct tp_link *link);
 

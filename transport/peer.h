@@ -19,6 +19,7 @@
 
 struct tp_peer; /* a slot */
 struct tp_name;
+struct tp_chunks;
 struct tp_config;
 
 /*
@@ -55,26 +56,32 @@ uint64_t tp_peer_epoch(void);
 /* Wake the peer thread to look at the directory now (an unknown name was opened). At most one wake
  * is pending. */
 void tp_peer_kick(void);
+/* Wake the peer thread to see to its stores' pieces; it does not look at the directory. */
+void tp_peer_wake(void);
 
 enum tp_route { TP_ROUTE_OK, TP_ROUTE_OUT_OF_RANGE, TP_ROUTE_NOT_IMPORTED };
 
 /*
  * Address `offset` .. + `bytes` of the store here, when all of it lies in one published segment and
- * its pieces are mapped. A miss for want of a piece moves that piece to the front of the import
- * queue. Lock-free; `peer` must be held.
+ * its pieces are mapped. A miss for want of pieces moves them to the front of the import queue, in
+ * the order of first use. Lock-free; `peer` must be held.
  */
 enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t bytes,
                             void **ret_address);
 
 /*
- * May GPU `device` reach all mapped memory of this peer now? False wakes the peer thread, which
- * grants it; until then such requests are Mooncake's. Lock-free; `peer` must be held.
+ * May GPU `device` reach these routed bytes now? False sees to it that it soon may; until then such
+ * requests are Mooncake's. Lock-free; `peer` must be held.
  */
-bool tp_peer_device_access(struct tp_peer *peer, int device);
+bool tp_peer_device_access(struct tp_peer *peer, int device, const void *address, uint64_t bytes);
 
 /* Can GPUs read and write the host memory at this routed address by themselves (CUDA VMM memory)?
  * Lock-free. */
 bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address);
+
+/* The chunks that are registered with CUDA, or to be, of the memory at this routed address; NULL:
+ * it is left as it is. Lock-free. */
+struct tp_chunks *tp_peer_chunks(struct tp_peer *peer, const void *address);
 
 /* Add to the peer's own counters (tidepool status shows them by peer). */
 void tp_peer_count(struct tp_peer *peer, bool write, uint64_t bytes);

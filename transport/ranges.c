@@ -20,6 +20,7 @@
 #include "env/cuda.h"
 #include "env/env.h"
 #include "transport/gpu.h"
+#include "transport/peer.h"
 #include "transport/transport.h"
 
 #define RANGES 4096 /* further ones cost a driver call a request */
@@ -84,13 +85,16 @@ static void range_remove(long index) {
     atomic_store_explicit(&range_count, count - 1, memory_order_release);
 }
 
-/* Memory of a GPU is registered long before its first transfer: the time to make that GPU ready. */
+/* Memory of a GPU is registered long before its first transfer: the time to make that GPU ready,
+ * and to map a store's memory for it. */
 static void prepare_gpu(const void *address) {
     const struct tp_engine_config *engine = &tp_config()->engine;
     int device = 0;
     if (engine->half == TP_HALF_ON && engine->device_copy && tp_cuda_initialised() &&
-        tp_cuda_classify(address, &device) == TP_MEMORY_DEVICE)
+        tp_cuda_classify(address, &device) == TP_MEMORY_DEVICE) {
         tp_gpu_prepare(device);
+        tp_peer_wake();
+    }
 }
 
 void tp_register_range(const void *address, size_t bytes, const char *location) {

@@ -56,27 +56,31 @@ struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone) {
     return NULL;
 }
 
-/* Is every piece of [inside, inside + bytes) mapped? Otherwise the first that is not goes to the
- * front of the queue. */
+/* A request needs this piece: it takes a ticket, if it is the first. */
+static void miss(struct tp_peer_segment *segment, uint64_t piece) {
+    uint32_t none = 0;
+    if (atomic_load_explicit(&segment->missed[piece], memory_order_relaxed) != 0)
+        return;
+    uint32_t ticket = atomic_fetch_add_explicit(&segment->tickets, 1, memory_order_relaxed) + 1;
+    if (atomic_compare_exchange_strong(&segment->missed[piece], &none, ticket))
+        tp_peer_wake();
+}
+
+/* Is every piece of [inside, inside + bytes) mapped? Those that are not go to the front of the
+ * queue. */
 static bool pieces_mapped(struct tp_peer_segment *segment, uint64_t inside, uint64_t bytes) {
     const struct tp_msg_segment *message = &segment->message;
+    bool mapped = true;
     if (atomic_load_explicit(&segment->mapped_count, memory_order_acquire) == message->piece_count)
         return true;
     uint64_t last = (inside + bytes - 1) / message->piece_bytes;
     for (uint64_t i = inside / message->piece_bytes; i <= last; i++) {
         if (atomic_load_explicit(&segment->mapped[i], memory_order_acquire))
             continue;
-        /* CUDA memory that waits for CUDA, perhaps for ever: one miss is enough to have it looked
-         * at.
-         */
-        uint32_t before =
-            atomic_exchange_explicit(&segment->wanted, (uint32_t)i + 1, memory_order_relaxed);
-        if (before == 0 ||
-            (before != i + 1 && atomic_load_explicit(&segment->address, memory_order_relaxed)))
-            tp_peer_kick();
-        return false;
+        miss(segment, i);
+        mapped = false;
     }
-    return true;
+    return mapped;
 }
 
 enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t bytes,
@@ -99,30 +103,8 @@ enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t byte
     return TP_ROUTE_OUT_OF_RANGE;
 }
 
-static bool has_cumem(const struct tp_peer *peer) {
-    uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
-    for (uint32_t i = 0; i < high; i++) {
-        const struct tp_peer_segment *segment = &peer->segments[i];
-        if (atomic_load(&segment->state) == TP_SEGMENT_LIVE &&
-            segment->message.kind == TP_WIRE_CUMEM)
-            return true;
-    }
-    return false;
-}
-
-bool tp_peer_device_access(struct tp_peer *peer, int device) {
-    if (device < 0 || device >= 64)
-        return false;
-    uint64_t bit = UINT64_C(1) << device;
-    if (atomic_load_explicit(&peer->devices, memory_order_acquire) & bit || !has_cumem(peer))
-        return true;
-    if (!(atomic_load_explicit(&peer->devices_wanted, memory_order_relaxed) & bit) &&
-        !(atomic_fetch_or(&peer->devices_wanted, bit) & bit))
-        tp_peer_kick();
-    return false;
-}
-
-bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address) {
+/* The CUDA memory that this routed address lies in, NULL: none. */
+static struct tp_peer_segment *cumem_at(struct tp_peer *peer, const void *address) {
     uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
     for (uint32_t i = 0; i < high; i++) {
         struct tp_peer_segment *segment = &peer->segments[i];
@@ -131,7 +113,45 @@ bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address) {
             continue;
         uintptr_t start = (uintptr_t)atomic_load_explicit(&segment->address, memory_order_relaxed);
         if (start && (uintptr_t)address - start < segment->message.map_bytes)
-            return true;
+            return segment;
     }
-    return false;
+    return NULL;
+}
+
+bool tp_peer_device_access(struct tp_peer *peer, int device, const void *address, uint64_t bytes) {
+    if (device < 0 || device >= 64)
+        return false;
+    struct tp_peer_segment *segment = cumem_at(peer, address);
+    uint64_t bit = UINT64_C(1) << device;
+    bool open = true;
+    if (!segment || atomic_load_explicit(&segment->open_to_all, memory_order_acquire) & bit)
+        return true;
+    uint64_t piece_bytes = segment->message.piece_bytes;
+    uint64_t inside = (uintptr_t)address - (uintptr_t)segment->address;
+    for (uint64_t i = inside / piece_bytes; i <= (inside + bytes - 1) / piece_bytes; i++) {
+        if (atomic_load_explicit(&segment->opened[i], memory_order_acquire) & bit)
+            continue;
+        atomic_fetch_or(&peer->devices_wanted, bit);
+        miss(segment, i);
+        open = false;
+    }
+    return open;
+}
+
+bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address) {
+    return cumem_at(peer, address) != NULL;
+}
+
+struct tp_chunks *tp_peer_chunks(struct tp_peer *peer, const void *address) {
+    uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
+    for (uint32_t i = 0; i < high; i++) {
+        struct tp_peer_segment *segment = &peer->segments[i];
+        struct tp_chunks *chunks = atomic_load_explicit(&segment->chunks, memory_order_relaxed);
+        if (atomic_load(&segment->state) == TP_SEGMENT_EMPTY || !chunks)
+            continue;
+        uintptr_t start = (uintptr_t)atomic_load_explicit(&segment->address, memory_order_relaxed);
+        if ((uintptr_t)address - start < segment->message.map_bytes)
+            return chunks;
+    }
+    return NULL;
 }

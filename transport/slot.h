@@ -3,13 +3,16 @@
  * Inside transport/: what a peer's slot holds. The peer thread (finder.c) is the only writer;
  * peer.c and route.c read from any thread, under a reference.
  *
- * | field                  | written |
- * |------------------------|---------------------------------------------------------------------------------------------|
- * | generation             | last when a peer attaches, first (0) when it is lost | | alive |
- * before the generation; false at once at end of file                                         | |
- * name, self             | before the generation | | segments[].state       | LIVE after the
- * entry's other fields; GONE at once when withdrawn; EMPTY when unmapped       | |
- * segments[].mapped[i]   | after piece i is mapped | | refs, wanted           | by any thread |
+ * | field                           | written |
+ * |---------------------------------|---------------------------------------------------------------|
+ * | generation                      | last when a peer attaches, first (0) when it is lost | |
+ * alive                           | before the generation; false at once at end of file           |
+ * | name, self                      | before the generation | | segments[].state                |
+ * LIVE after the entry's other fields; GONE at once when        | | | withdrawn; EMPTY when
+ * unmapped                                | | segments[].opened[i], mapped[i] | after piece i is
+ * mapped, in this order                        | | segments[].open_to_all          | when all
+ * pieces are mapped, and again when one was opened     | | refs, missed[i], tickets        | by any
+ * thread                                                 |
  */
 #ifndef TIDEPOOL_SLOT_H
 #define TIDEPOOL_SLOT_H
@@ -24,14 +27,27 @@
 
 enum tp_segment_state { TP_SEGMENT_EMPTY, TP_SEGMENT_LIVE, TP_SEGMENT_GONE };
 
+enum tp_piece_stage {
+    TP_PIECE_ABSENT,
+    TP_PIECE_ASKED, /* for its fd, or being mapped; for good when that failed */
+    TP_PIECE_MAPPED,
+    TP_PIECE_OPENING, /* to more GPUs */
+};
+
 struct tp_peer_segment {
-    _Atomic uint32_t state;  /* enum tp_segment_state */
-    _Atomic uint32_t wanted; /* 1 + the piece that a request missed last, 0: none */
+    _Atomic uint32_t state; /* enum tp_segment_state */
     _Atomic uint32_t mapped_count;
     atomic_uchar *mapped; /* one a piece */
+    /* Requests that missed a piece take a ticket for it, the first one only: pieces come in the
+     * order of first use. */
+    _Atomic uint32_t tickets;
+    _Atomic uint32_t *missed;     /* one a piece: its ticket, 0: none */
+    _Atomic uint64_t *opened;     /* CUDA memory, one a piece: GPUs that may reach it, a bit each */
+    _Atomic uint64_t open_to_all; /* GPUs that may reach every piece */
     char *_Atomic
         address; /* where the store's `base` lies here; NULL: CUDA memory, and no CUDA yet */
     struct tp_msg_segment message;
+    struct tp_chunks *_Atomic chunks; /* registered with CUDA or to be (registrar.h); NULL: never */
 
     /* The peer thread's own: */
     char *reserved; /* the whole reservation; `address` is its first aligned byte */
@@ -39,8 +55,9 @@ struct tp_peer_segment {
     uint32_t next_piece;     /* to ask for, when nothing is wanted */
     uint32_t prefault_piece; /* where the background work on page tables is */
     uint64_t prefault_offset;
-    uint8_t *asked;   /* one a piece: asked for already */
-    uint64_t *opened; /* CUDA memory, one a piece: the GPUs that may reach it, a bit each */
+    uint32_t tickets_seen; /* no piece with a ticket up to this one waits */
+    uint32_t next_open;    /* CUDA memory: pieces before it are open to all of peer->opening */
+    uint8_t *stages;       /* one a piece: enum tp_piece_stage */
 };
 
 struct tp_peer {
@@ -49,10 +66,11 @@ struct tp_peer {
     bool self;
     struct tp_name *_Atomic name;
     _Atomic uint32_t segment_high;   /* entries beyond it were never used */
-    _Atomic uint64_t devices;        /* GPUs that may reach all mapped CUDA memory, a bit each */
-    _Atomic uint64_t devices_wanted; /* by any thread: GPUs that were asked about */
-    uint64_t opening; /* the peer thread's own: GPUs that get access to every piece */
-    uint64_t shut;    /* the peer thread's own: GPUs that the driver refused */
+    _Atomic uint64_t devices_wanted; /* by any thread: GPUs that were asked about, a bit each */
+    /* The peer thread's own: */
+    uint64_t opening; /* GPUs that get access to every piece */
+    uint64_t shut;    /* GPUs that the driver refused */
+    unsigned jobs;    /* with the import threads */
     _Alignas(64) _Atomic uint32_t refs;
     _Alignas(64) struct tp_peer_segment segments[TP_WIRE_MAX_SEGMENTS];
 };
@@ -72,9 +90,28 @@ void tp_peer_kill(struct tp_peer *peer);
 /* Reserve addresses for a checked segment in an empty entry. 0 or -errno with one line logged. */
 int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segment *message);
 
-/* Map piece `index` from `fd` (which stays the caller's). -EPROTO: the fd is not what the store
- * promised. -EREMOTEIO: the CUDA driver does not map it, one line was logged. Or -errno. */
+/*
+ * Map piece `index` from `fd` (which stays the caller's): at once, or for CUDA memory by an import
+ * thread. -EPROTO: the fd is not what the store promised. Or -errno.
+ */
 int tp_import_piece(struct tp_peer *peer, struct tp_peer_segment *segment, uint32_t index, int fd);
+
+/* Take what an import thread has done. */
+struct tp_import_job;
+void tp_import_ended(const struct tp_import_job *job);
+
+/*
+ * The pieces to ask the store for next: those that requests have missed, in the order of first
+ * use, then, unless `missed_only`, the others in theirs. *ret_count 0: none. They count as asked.
+ */
+void tp_import_next(struct tp_peer *peer, struct tp_peer_segment *segment, bool missed_only,
+                    uint32_t most, uint32_t *ret_first, uint32_t *ret_count);
+
+/*
+ * Have a mapped piece of CUDA memory opened to the GPUs that this process uses, or has asked
+ * about, and that may not reach it yet; order as above. false: there is none.
+ */
+bool tp_import_open(struct tp_peer *peer, struct tp_peer_segment *segment, bool missed_only);
 
 /* Fill page tables of mapped pieces ahead of use, one bounded slice a call. true: there is more to
  * do now. */
@@ -82,17 +119,13 @@ bool tp_import_prefault(struct tp_peer_segment *segment);
 
 /*
  * May pieces of this segment be asked for? CUDA memory waits until the process has initialised
- * CUDA, or until a request has missed a piece: then CUDA is initialised here.
+ * CUDA, or until a request has missed a piece: then CUDA is initialised here. Looks which GPUs the
+ * process uses.
  */
-bool tp_import_ready(struct tp_peer_segment *segment);
+bool tp_import_ready(struct tp_peer *peer, struct tp_peer_segment *segment);
 
-/*
- * Let the GPUs that this process uses, or has asked about, reach what is mapped: one piece a call.
- * true: there is more to do now.
- */
-bool tp_import_open(struct tp_peer *peer);
-
-/* Unmap and free everything; the entry is empty. Nothing may refer to it. */
+/* Unmap and free everything; nothing may refer to it. The entry is empty then, or it is not yet:
+ * what is registered with CUDA is let go in bounded slices, and one more call is needed. */
 void tp_import_drop(struct tp_peer_segment *segment);
 
 #endif

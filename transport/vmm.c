@@ -98,7 +98,7 @@ static tp_cu_result open_to(const struct tp_cuda *cuda, const char *address, uin
 }
 
 static tp_cu_result import(const struct tp_cuda *cuda, const char *address, uint64_t bytes, int fd,
-                           uint64_t devices, const char **ret_call) {
+                           const char **ret_call) {
     tp_cu_handle handle = 0;
     /* The driver takes the number of the fd as if it were a pointer (CUDA Driver API,
      * cuMemImportFromShareableHandle). NOLINTNEXTLINE(performance-no-int-to-ptr) */
@@ -110,21 +110,55 @@ static tp_cu_result import(const struct tp_cuda *cuda, const char *address, uint
     *ret_call = "cuMemMap";
     result = cuda->vmm_map((uintptr_t)address, bytes, 0, handle, 0);
     (void)cuda->vmm_release(handle);
-    if (result != TP_CUDA_SUCCESS)
-        return result;
-    *ret_call = "cuMemSetAccess";
-    result = open_to(cuda, address, bytes, true, devices);
-    if (result != TP_CUDA_SUCCESS)
+    return result;
+}
+
+/* One GPU that is refused must not cost the others theirs: asked one by one then. */
+static uint64_t open_singly(const struct tp_cuda *cuda, const char *address, uint64_t bytes,
+                            uint64_t devices) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    uint64_t opened = 0;
+    for (int device = 0; device < DEVICES; device++) {
+        uint64_t bit = UINT64_C(1) << device;
+        tp_cu_result result =
+            devices & bit ? open_to(cuda, address, bytes, false, bit) : TP_CUDA_SUCCESS;
+        if (result == TP_CUDA_SUCCESS)
+            opened |= devices & bit;
+        else
+            tp_log_once(&said, TP_LOG_WARN,
+                        "GPU %d cannot be given access to a store's memory: cuMemSetAccess: %s; "
+                        "its requests are left to Mooncake",
+                        device, tp_cuda_error(result));
+    }
+    return opened;
+}
+
+/* Access for the CPU and GPUs of a fresh mapping; undone when the CPU has none. */
+static tp_cu_result open_fresh(const struct tp_cuda *cuda, const char *address, uint64_t bytes,
+                               uint64_t devices, uint64_t *ret_opened) {
+    tp_cu_result result = open_to(cuda, address, bytes, true, devices);
+    uint64_t opened = devices;
+    if (result != TP_CUDA_SUCCESS && devices) {
+        result = open_to(cuda, address, bytes, true, 0);
+        opened = result == TP_CUDA_SUCCESS ? open_singly(cuda, address, bytes, devices) : 0;
+    }
+    if (result == TP_CUDA_SUCCESS)
+        *ret_opened = opened;
+    else
         (void)cuda->vmm_unmap((uintptr_t)address, bytes);
     return result;
 }
 
-int tp_vmm_map(char *address, uint64_t bytes, int fd, uint64_t devices) {
+int tp_vmm_map(char *address, uint64_t bytes, int fd, uint64_t devices, uint64_t *ret_opened) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     const struct tp_cuda *cuda = tp_cuda(false, NULL);
     const char *call = NULL;
     int mode = tp_cuda_begin(cuda);
-    tp_cu_result result = import(cuda, address, bytes, fd, devices, &call);
+    tp_cu_result result = import(cuda, address, bytes, fd, &call);
+    if (result == TP_CUDA_SUCCESS) {
+        call = "cuMemSetAccess";
+        result = open_fresh(cuda, address, bytes, devices, ret_opened);
+    }
     tp_cuda_end(cuda, mode);
     if (result == TP_CUDA_SUCCESS)
         return 0;
@@ -136,20 +170,14 @@ int tp_vmm_map(char *address, uint64_t bytes, int fd, uint64_t devices) {
     return -EREMOTEIO;
 }
 
-int tp_vmm_open(char *address, uint64_t bytes, int device) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
+uint64_t tp_vmm_open(char *address, uint64_t bytes, uint64_t devices) {
     const struct tp_cuda *cuda = tp_cuda(false, NULL);
     int mode = tp_cuda_begin(cuda);
-    tp_cu_result result = open_to(cuda, address, bytes, false, UINT64_C(1) << device);
+    uint64_t opened = devices;
+    if (open_to(cuda, address, bytes, false, devices) != TP_CUDA_SUCCESS)
+        opened = open_singly(cuda, address, bytes, devices);
     tp_cuda_end(cuda, mode);
-    if (result == TP_CUDA_SUCCESS)
-        return 0;
-    tp_log_once(
-        &said, TP_LOG_WARN,
-        "GPU %d cannot be given access to a store's memory: cuMemSetAccess: %s; its requests "
-        "are left to Mooncake",
-        device, tp_cuda_error(result));
-    return -EREMOTEIO;
+    return opened;
 }
 
 void tp_vmm_unmap(char *address, uint64_t bytes) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside transport/: a store's CUDA VMM memory in this process. The peer thread only; no lock may
- * be held.
+ * Inside transport/: a store's CUDA VMM memory in this process. No lock may be held. tp_vmm_map and
+ * tp_vmm_open: any thread; the others the peer thread only.
  */
 #ifndef TIDEPOOL_VMM_H
 #define TIDEPOOL_VMM_H
@@ -22,12 +22,14 @@ void tp_vmm_unreserve(char *address, uint64_t bytes);
 
 /*
  * Import the allocation behind `fd` (which stays the caller's) and map it, open to the CPU and to
- * the GPUs of `devices` (a bit each). 0, or -EREMOTEIO with one line logged and nothing left.
+ * the GPUs of `devices` (a bit each) in one call. 0, or -EREMOTEIO with one line logged and nothing
+ * left. *ret_opened: those of `devices` that the driver did not refuse.
  */
-int tp_vmm_map(char *address, uint64_t bytes, int fd, uint64_t devices);
+int tp_vmm_map(char *address, uint64_t bytes, int fd, uint64_t devices, uint64_t *ret_opened);
 
-/* Open a mapped piece to a GPU. 0 or -EREMOTEIO with one line logged. */
-int tp_vmm_open(char *address, uint64_t bytes, int device);
+/* Open a mapped piece to these GPUs, in one call if it can be. Returns those that may reach it now;
+ * one line was logged for others. */
+uint64_t tp_vmm_open(char *address, uint64_t bytes, uint64_t devices);
 
 /* Unmap a piece: its memory goes when the store and all others have let go of it. */
 void tp_vmm_unmap(char *address, uint64_t bytes);

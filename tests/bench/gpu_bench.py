@@ -7,6 +7,9 @@ target). Stock Mooncake gets fewer keys of the same blocks, so that its rounds e
 compared by its rate. T_null is the time of the library that copies nothing: what Mooncake itself needs.
 E = max(T_null, bytes / limit) / T: 1 is the best that this machine and Mooncake allow.
 
+With --segments, further sides: Tidepool with its store on memfd or on files instead of CUDA VMM memory, and the engine
+registering that memory (register_peer_memory), one side for each --engine-conf; compared with Tidepool by rate.
+
 It needs nothing but Python and the wheel; torch is used when the wheel's Python has it, else libcuda directly. The
 limit of shapes in host memory is memcpy in several threads.
 """
@@ -141,13 +144,13 @@ class TorchMemory:
 
 
 class Driver:
-    """libcuda, and the first device's primary context in the thread that asks."""
+    """libcuda, and a device's primary context in the thread that asks."""
 
-    def __init__(self):
+    def __init__(self, device=0):
         self.cuda = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
         self.context = ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
 
     def call(self, name, *arguments):
         result = getattr(self.cuda, name)(*arguments)
@@ -208,24 +211,26 @@ class Worker:
         self.store = self.driver = self.torch = None
         self.shape = self.source = None
         self.targets = []
+        self.device, self.owner = 0, ""
 
-    def hello(self, gpu):
-        """What this process can use: torch, the driver alone, or host memory only."""
-        self.kind = "host"
+    def hello(self, gpu, device=0, owner=""):
+        """What this process can use: torch, the driver alone, or host memory only. Keys begin with `owner`."""
+        self.kind, self.device, self.owner = "host", device, owner
         if gpu:
             try:
                 import torch
 
                 if not torch.cuda.is_available():
                     raise RuntimeError("torch sees no GPU")
+                torch.cuda.set_device(device)
                 torch.zeros(1, device="cuda")
                 torch.cuda.synchronize()
                 self.torch, self.kind = torch, "torch " + torch.__version__
             except Exception as error:
                 print(f"torch is not used: {error!r}", file=sys.stderr)
-                self.driver, self.kind = Driver(), "libcuda"
+                self.driver, self.kind = Driver(device), "libcuda"
                 self.driver.use()
-        name = self.torch.cuda.get_device_name(0) if self.torch else self.kind
+        name = self.torch.cuda.get_device_name(device) if self.torch else self.kind
         return {"kind": self.kind, "device": name, "python": sys.version.split()[0]}
 
     def setup(self, master, segment_bytes, local_bytes):
@@ -279,7 +284,7 @@ class Worker:
         made = []
         for at in range(0, keys, keys_a_call):
             rows = range(at, min(keys, at + keys_a_call))
-            made.append(([f"{self.shape.name}-{row}" for row in rows],
+            made.append(([f"{self.owner}{self.shape.name}-{row}" for row in rows],
                          [[base + offset for offset in self.offsets[row]] for row in rows],
                          [self.shape.parts for _ in rows]))
         return made
@@ -374,12 +379,23 @@ class Worker:
     def remove(self):
         return self.store.remove_all(True)
 
+    def repeat(self, way, keys, keys_a_call, seconds):
+        """Begin and end (CLOCK_MONOTONIC, s) of each put or get within that time; the last one may end later."""
+        spans, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            start = time.monotonic()
+            took = self.put(keys, keys_a_call) if way == "put" else self.get(keys, keys_a_call, "none")["seconds"]
+            spans.append((start, start + took))
+            if way == "put":
+                self.store.remove_by_regex(f"^{self.owner}{self.shape.name}-.*")
+        return spans
+
     def limit(self, host, seconds=0.4):
         """GB/s of the plain copy: pinned blocks through the copy engine, or memcpy in threads."""
         if host or self.kind == "host":
             rate = self.memcpy_limit(seconds)
             return {"put": rate, "get": rate}
-        driver = self.driver or Driver()
+        driver = self.driver or Driver(self.device)
         driver.use()
         pinned, device, stream = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
         driver.call("cuMemAllocHost_v2", ctypes.byref(pinned), ctypes.c_size_t(BLOCK))
@@ -511,8 +527,14 @@ class Process:
                                           stdout=subprocess.PIPE, stderr=log, env=environment, preexec_fn=die_with_parent)
 
     def call(self, do, limit_s=60, **arguments):
+        self.ask(do, **arguments)
+        return self.answer(do, limit_s)
+
+    def ask(self, do, **arguments):
         self.popen.stdin.write((json.dumps({"do": do, "with": arguments}) + "\n").encode())
         self.popen.stdin.flush()
+
+    def answer(self, do, limit_s=60):
         if not select.select([self.popen.stdout], [], [], limit_s)[0]:
             self.popen.kill()
             raise Failure(f"{self.name}: {do} took longer than {limit_s} s\n{self.tail()}")
@@ -550,10 +572,15 @@ def free_port():
 
 
 class Side:
-    """stock, tidepool or null: a master, a store, an engine."""
+    """stock, tidepool, null or registered-N: a master, a store, an engine."""
 
     def __init__(self, name, options, folder, wheel_folder):
         self.name, self.options = name, options
+        self.segments, self.conf = None, {}
+        if name.startswith("registered"):
+            self.segments, self.conf = options.segments, options.engine_conf[int(name.rpartition("-")[2]) - 1]
+        elif options.store_memory != "cumem":
+            self.segments = options.store_memory
         self.folder = os.path.join(folder, name)
         self.directory = os.path.join(self.folder, "sockets")
         os.makedirs(self.directory)
@@ -574,13 +601,14 @@ class Side:
             return made
         made.update(TIDEPOOL_LOG="info")
         made["LD_PRELOAD"] = os.path.abspath(self.options.null_lib if self.name == "null" and not store else self.options.lib)
-        if store and self.options.store_memory == "cumem":
+        if store and not self.segments:
             made["MC_STORE_CUMEM_SOCKET_DIR"] = self.directory
         elif store:
-            made.update(MC_STORE_SHM_SEGMENT_DIR="memfd", TIDEPOOL_SOCKET_DIR=self.directory)
+            made.update(MC_STORE_SHM_SEGMENT_DIR=self.segments, TIDEPOOL_SOCKET_DIR=self.directory)
         else:
-            key = "cumem_socket_dir" if self.options.store_memory == "cumem" else "socket_dir"
-            made["MC_TENT_CONF"] = json.dumps({"transports": {"shm": {"enable": True, key: self.directory}}})
+            key = "socket_dir" if self.segments else "cumem_socket_dir"
+            shm = {"enable": True, key: self.directory, **self.conf}
+            made["MC_TENT_CONF"] = json.dumps({"transports": {"shm": shm}})
             made.update(TIDEPOOL_BITS)
         return made
 
@@ -602,7 +630,7 @@ class Side:
                 if time.monotonic() > deadline or self.master.poll() is not None:
                     raise Failure(f"{self.name}: the master does not listen") from None
                 time.sleep(0.05)
-        address = f"127.0.0.1:{port}"
+        address = self.master_address = f"127.0.0.1:{port}"
         python = self.options.wheel_python
         store = Process(f"{self.name}-store", python, self.environment(True), self.folder)
         self.processes.append(store)
@@ -689,7 +717,13 @@ class Side:
             self.master.wait()
 
 
-VERIFY = {"stock": "equal", "tidepool": "equal", "null": "poison"}
+def state_after_get(name):
+    return "poison" if name == "null" else "equal"
+
+
+def is_ours(name):
+    """Does this side copy through shared memory?"""
+    return name == "tidepool" or name.startswith("registered")
 
 
 def measure(shape, sides, options):
@@ -703,7 +737,7 @@ def measure(shape, sides, options):
         try:
             if side.name not in times:
                 side.prepare(shape)
-            done = side.round(shape, VERIFY[side.name])
+            done = side.round(shape, state_after_get(side.name))
         except Failure as error:
             if side.name != "stock":
                 raise
@@ -711,14 +745,18 @@ def measure(shape, sides, options):
             times.pop("stock", None)
             row["stock_failure"] = str(error)
             return None
-        if done["state"] != ("poison" if side.name == "null" else "equal"):
+        if done["state"] != state_after_get(side.name):
             row["problems"].append(f"{side.name}: after a get: {done['state']}")
         return done
 
     for side in sides.values():
         if round_of(side):
             times[side.name] = {"put": [], "get": []}
-    before = sides["tidepool"].counters()
+    for _ in range(options.warm - 1):
+        for side in list(taking_part.values()):
+            if is_ours(side.name):
+                round_of(side)
+    before = {name: side.counters() for name, side in sides.items() if is_ours(name)}
     for number in range(options.pairs):
         order = list(taking_part.values())
         for side in order if number % 2 else reversed(order):
@@ -726,7 +764,13 @@ def measure(shape, sides, options):
             for way in ("put", "get") if done else ():
                 times[side.name][way].append(done[way])
     row["limit"] = sides["tidepool"].engine.call("limit", host=shape.host)
-    prove_path(row, shape, before, sides["tidepool"].counters(), options)
+    for name in before:
+        changed = prove_path(row, shape, name, before[name], sides[name].counters(), options)
+        if name == "tidepool":
+            row["counters"] = changed
+        else:
+            row.setdefault("registrar", {})[name] = {"conf": sides[name].conf, "segments": sides[name].segments,
+                                                     "counters": changed}
     compute(row, shape, taking_part, times)
     if options.matmul and shape.name == "v32":
         row["matmul"] = matmul(shape, taking_part)
@@ -749,21 +793,25 @@ def compute(row, shape, sides, times):
         floor = row["sides"]["null"][way]["seconds"] if "null" in row["sides"] else 0.0
         at_limit = shape.total * (shape.readers if way == "get" else 1) / (row["limit"][way] * 1e9)
         of["e"] = max(floor, at_limit) / of["seconds"]
+        for name in row.get("registrar", {}):
+            row["sides"][name][way]["of_tidepool"] = row["sides"][name][way]["gbps"] / of["gbps"]
         if "stock" in row["sides"]:
             of["ratio"] = of["gbps"] / row["sides"]["stock"][way]["gbps"]
 
 
-def prove_path(row, shape, before, after, options):
-    """The counters of Tidepool's engine must show every byte on the short way."""
+def prove_path(row, shape, name, before, after, options):
+    """The counters of a side's engine must show every byte on the short way. What has changed."""
     moved = {"local_write_bytes": options.pairs * shape.total,
              "local_read_bytes": options.pairs * shape.total * shape.readers, "forward_bytes": 0}
-    changed = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
-    row["counters"] = changed
+    changed = {key: after[key] - before.get(key, 0) for key in after if after[key] != before.get(key, 0)}
     if not after:
-        row["problems"].append("tidepool: `tidepool status` does not show the engine")
-    for name, want in moved.items():
-        if changed.get(name, 0) != want:
-            row["problems"].append(f"tidepool: {name} grew by {changed.get(name, 0)}, not by {want}")
+        row["problems"].append(f"{name}: `tidepool status` does not show the engine")
+    for key, want in moved.items():
+        if changed.get(key, 0) != want:
+            row["problems"].append(f"{name}: {key} grew by {changed.get(key, 0)}, not by {want}")
+    if "registered_bytes" in after:
+        changed["registered_bytes"] = after["registered_bytes"]
+    return changed
 
 
 def matmul(shape, sides):
@@ -787,6 +835,8 @@ def show(row):
         print(f"{label:8} {way}  {side.get('stock', 0):7.2f} {side['tidepool']:9.2f} {of.get('ratio', 0):7.1f}x "
               f"{side.get('null', 0):8.2f} {row['limit'][way]:7.2f} {of['e']:6.2f}   "
               + (f"{row['keys']} keys of {row['blocks']}" if way == "put" else how(row)), flush=True)
+    for name, about in row.get("registrar", {}).items():
+        show_registered(row["sides"][name], about)
     for name, value in row.get("matmul", {}).items():
         print(f"         matmul {value['tflops_alone']:.0f} TFLOP/s alone, {value['tflops_during']:.0f} during gets of"
               f" {name}, which moved {value['get_gbps']:.2f} GB/s", flush=True)
@@ -794,6 +844,16 @@ def show(row):
         print(f"         stock failed: {row['stock_failure'].splitlines()[0]}", flush=True)
     for problem in row["problems"]:
         print(f"         PROBLEM: {problem}", flush=True)
+
+
+def show_registered(side, about):
+    counters = about["counters"]
+    print(f"         {about['segments']} {json.dumps(about['conf'])}: put {side['put']['gbps']:.2f}, get {side['get']['gbps']:.2f}"
+          f" GB/s: {side['put']['of_tidepool']:.3f} and {side['get']['of_tidepool']:.3f} of cumem;"
+          f" {counters.get('registered_bytes', 0) / MIB:.0f} MiB registered, {counters.get('registrations', 0)} registrations,"
+          f" {counters.get('register_evictions', 0)} evictions, {counters.get('register_hits', 0)} hits,"
+          f" {counters.get('register_misses', 0)} misses, {counters.get('register_full', 0)} times full,"
+          f" {counters.get('register_failures', 0)} failures; {how({'counters': counters})}", flush=True)
 
 
 def how(row):
@@ -821,6 +881,11 @@ def arguments():
     parser.add_argument("--no-stock", action="store_true", help="do not measure stock Mooncake")
     parser.add_argument("--host", action="store_true", help="everything in host memory: no GPU is used")
     parser.add_argument("--store-memory", choices=["cumem", "memfd"], help="default: cumem, with --host memfd")
+    parser.add_argument("--segments", metavar="DIR|memfd", help="also Tidepool with its store there, memory registered: a"
+                        " directory on tmpfs or hugetlbfs, or memfd")
+    parser.add_argument("--engine-conf", metavar="JSON", action="append", help="with --segments: keys of transports.shm of"
+                        " that side's engine, such as '{\"register_max_bytes\": \"256M\"}'; may be given several times: a side each")
+    parser.add_argument("--warm", type=int, default=1, help="rounds of each Tidepool side before those that count (default 1)")
     parser.add_argument("--store-gib", type=float, default=4, help="each store's segment (default 4)")
     parser.add_argument("--matmul", action="store_true", help="also gets beside a bf16 matmul loop (shape v32; torch)")
     parser.add_argument("--json", metavar="FILE", help="write every measured time here, after each shape")
@@ -828,6 +893,15 @@ def arguments():
     options = parser.parse_args()
     options.tool = options.tool or os.path.join(os.path.dirname(os.path.abspath(options.lib)), "tidepool")
     options.store_memory = options.store_memory or ("memfd" if options.host else "cumem")
+    if options.engine_conf and not options.segments:
+        parser.error("--engine-conf needs --segments")
+    if options.segments and options.store_memory != "cumem":
+        parser.error("--segments compares with CUDA VMM memory: not with --host or --store-memory memfd")
+    try:
+        made = [json.loads(text) for text in options.engine_conf or ["{}"]] if options.segments else []
+        options.engine_conf = [{"register_peer_memory": True, **conf} for conf in made]
+    except (ValueError, TypeError) as error:
+        parser.error(f"--engine-conf: {error}")
     for path in (options.lib, options.tool, options.null_lib):
         if path and not os.path.exists(path):
             parser.error(f"{path} does not exist")
@@ -880,6 +954,7 @@ def run(options, folder, report):
     shapes, wheel = chosen(options), wheel_folder(options.wheel_python)
     names = [name for name in ("stock", "tidepool", "null")
              if not (name == "stock" and options.no_stock) and not (name == "null" and not options.null_lib)]
+    names += [f"registered-{number + 1}" for number in range(len(options.engine_conf))]
     sides, failed = {}, 0
     try:
         for name in names:

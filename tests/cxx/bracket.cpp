@@ -48,6 +48,12 @@ class Client {
                      const Stager &stager);
     Results BatchPut(const Keys &keys, std::vector<Slices> &slices, const ReplicateConfig &config,
                      const Stager &stager, bool flag);
+    Results BatchUpsert(const Keys &keys, std::vector<Slices> &slices,
+                        const ReplicateConfig &config);
+    Results BatchUpsert(const Keys &keys, std::vector<Slices> &slices,
+                        const ReplicateConfig &config, const Stager &stager);
+    Results BatchUpsert(const Keys &keys, std::vector<Slices> &slices,
+                        const ReplicateConfig &config, const Stager &stager, bool flag);
 };
 } // namespace mooncake
 
@@ -110,8 +116,9 @@ static Results put_flag(Client *self, const Keys *keys, std::vector<Slices> *sli
 
 /* In the order of hooks.def. */
 extern "C" {
-extern void *originals[6];
-void *originals[6] = {(void *)get, (void *)get_more,   (void *)get_flag,
+extern void *originals[9];
+void *originals[9] = {(void *)get, (void *)get_more,   (void *)get_flag,
+                      (void *)put, (void *)put_staged, (void *)put_flag,
                       (void *)put, (void *)put_staged, (void *)put_flag};
 }
 
@@ -194,6 +201,21 @@ int main() {
         {"put, flag",
          false,
          [&](bool flag) { return client.BatchPut(keys, slices, config, stager, flag); },
+         {&client, &keys, &slices, &config, &stager},
+         true},
+        {"upsert",
+         false,
+         [&](bool) { return client.BatchUpsert(keys, slices, config); },
+         {&client, &keys, &slices, &config},
+         false},
+        {"upsert, staged",
+         false,
+         [&](bool) { return client.BatchUpsert(keys, slices, config, stager); },
+         {&client, &keys, &slices, &config, &stager},
+         false},
+        {"upsert, flag",
+         false,
+         [&](bool flag) { return client.BatchUpsert(keys, slices, config, stager, flag); },
          {&client, &keys, &slices, &config, &stager},
          true},
         {"put, flag, member",

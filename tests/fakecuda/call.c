@@ -76,6 +76,7 @@ bool fc_enter(struct fc_call *call, const char *name, unsigned needs, const char
                                   "called in the forked child of a process that had called cuInit");
         return false;
     }
+    fc_slow(name);
     pthread_mutex_lock(&fc_lock);
     call->locked = true;
     call->result = check(call, needs);

@@ -113,6 +113,8 @@ static int attribute_value(CUdevice_attribute attribute, CUdevice device) {
         return 232448;
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
         return fc_settings()->hmm;
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+        return fc_settings()->host_pointers;
     case CU_DEVICE_ATTRIBUTE_NUMA_ID:
         return -1; /* no memory of its own as a NUMA node */
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
@@ -125,7 +127,6 @@ static int attribute_value(CUdevice_attribute attribute, CUdevice device) {
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
-    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
     case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:

@@ -13,9 +13,12 @@
  * cuMemcpyBatchAsync and a direct call fails; the library in the folder driver-12.4 has no such
  * symbol at all. FAKECUDA_DELAY_US=N          least time between the submission and the execution
  * of a stream's work (default 200) FAKECUDA_HMM=1               PAGEABLE_MEMORY_ACCESS: kernels may
- * touch unregistered host memory FAKECUDA_FAIL=RULES          CALL:NTH=RESULT, comma-separated; NTH
+ * touch unregistered host memory FAKECUDA_HOST_POINTERS=0
+ * CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: kernels may not use registered memory by its address
+ * FAKECUDA_FAIL=RULES          CALL:NTH=RESULT, comma-separated; NTH
  * counts from 1, * is every call. Example: cuMemMap:3=2,cuMemcpyBatchAsync:*=700. An injected
  * failure has no effect but its result.
+ *   FAKECUDA_SLOW=RULES          CALL=MICROSECONDS, comma-separated: how long these calls take.
  */
 #ifndef FAKECUDA_H
 #define FAKECUDA_H
@@ -33,6 +36,9 @@ FC_API const char *fakecuda_last_violation(void); /* "" when there is none */
 FC_API int fakecuda_contexts(void);               /* live contexts of this process */
 FC_API int fakecuda_set_failures(
     const char *rules); /* replaces FAKECUDA_FAIL; 0, or -1: not understood, nothing changed */
+/* Replaces FAKECUDA_SLOW: CALL=MICROSECONDS, comma-separated. 0, or -1: not understood. Slow calls
+ * wait for each other, as calls that take the driver's lock do. */
+FC_API int fakecuda_set_delays(const char *rules);
 FC_API void fakecuda_note(const char *text); /* a line of the test's own in the log: call "note" */
 
 /* For the double of the runtime library, so that its calls are in the same log. */

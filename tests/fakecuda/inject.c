@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Failures on demand: rules of the form CALL:NTH=RESULT. It must not know what the calls do. */
+/* Failures and delays on demand: rules of the form CALL:NTH=RESULT and CALL=MICROSECONDS. It must
+ * not know what the calls do. */
 #include "state.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct rule {
     char name[64];
@@ -107,5 +109,79 @@ int fakecuda_set_failures(const char *text) {
     loaded = true;
     result = parse(text);
     pthread_mutex_unlock(&fc_lock);
+    return result;
+}
+
+/* ---- slow calls ---- */
+
+struct delay {
+    char name[64];
+    uint64_t ns;
+};
+
+static struct delay delays[8];
+static size_t delay_count;
+static bool delays_loaded;
+static pthread_mutex_t delay_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int parse_delays(const char *text) {
+    struct delay parsed[8];
+    size_t count = 0;
+
+    while (*text) {
+        size_t length = strcspn(text, "=");
+        char *end;
+
+        if (count == 8 || text[length] != '=' || !length || length >= sizeof parsed[0].name)
+            return -1;
+        memcpy(parsed[count].name, text, length);
+        parsed[count].name[length] = 0;
+        parsed[count].ns = strtoul(text + length + 1, &end, 10) * 1000;
+        if (end == text + length + 1 || (*end && *end != ','))
+            return -1;
+        text = end + (*end == ',');
+        count++;
+    }
+    memcpy(delays, parsed, sizeof parsed);
+    delay_count = count;
+    return 0;
+}
+
+static uint64_t delay_of(const char *name) {
+    const char *text = getenv("FAKECUDA_SLOW");
+    uint64_t ns = 0;
+
+    pthread_mutex_lock(&delay_lock);
+    if (!delays_loaded && text && parse_delays(text))
+        fprintf(stderr, "fakecuda: FAKECUDA_SLOW=%s is not understood; nothing is slow\n", text);
+    delays_loaded = true;
+    for (size_t i = 0; i < delay_count; i++) {
+        if (means(delays[i].name, name))
+            ns = delays[i].ns;
+    }
+    pthread_mutex_unlock(&delay_lock);
+    return ns;
+}
+
+void fc_slow(const char *name) {
+    uint64_t ns = delay_of(name);
+    struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000),
+                             .tv_nsec = (long)(ns % 1000000000)};
+
+    if (!ns)
+        return;
+    pthread_mutex_lock(&driver_lock);
+    nanosleep(&pause, NULL);
+    pthread_mutex_unlock(&driver_lock);
+}
+
+int fakecuda_set_delays(const char *text) {
+    int result;
+
+    pthread_mutex_lock(&delay_lock);
+    delays_loaded = true;
+    result = parse_delays(text);
+    pthread_mutex_unlock(&delay_lock);
     return result;
 }

@@ -125,6 +125,20 @@ void fakecuda_grid(const struct fakecuda_launch *launch, unsigned int grid[3],
 
 /* Like a copy's rules, but plain host memory only with HMM, and only one piece: a span is one
  * address. */
+static bool may_use(struct fc_call *call, const struct fc_range *range, CUdeviceptr address) {
+    if (range && range->kind == FC_RANGE_REGISTERED &&
+        (!(range->flags & FC_REGISTER_DEVICEMAP) || !fc_settings()->host_pointers))
+        fc_violate(call, CUDA_ERROR_ILLEGAL_ADDRESS,
+                   "a kernel touched registered memory at 0x%llx that it has no address of",
+                   address);
+    else if (!range && !fc_settings()->hmm)
+        fc_violate(call, CUDA_ERROR_ILLEGAL_ADDRESS,
+                   "a kernel touched unregistered host memory at 0x%llx", address);
+    else
+        return true;
+    return false;
+}
+
 static void *span(struct fakecuda_launch *launch, struct fc_call *call, CUdeviceptr address,
                   size_t bytes, bool write) {
     struct fc_span span;
@@ -136,10 +150,7 @@ static void *span(struct fakecuda_launch *launch, struct fc_call *call, CUdevice
     if (span.count > 1)
         fc_violate(call, CUDA_ERROR_ILLEGAL_ADDRESS,
                    "the double cannot give a kernel one span over several mappings");
-    else if (span.count && !span.pieces[0].range && !fc_settings()->hmm)
-        fc_violate(call, CUDA_ERROR_ILLEGAL_ADDRESS,
-                   "a kernel touched unregistered host memory at 0x%llx", address);
-    else if (span.count)
+    else if (span.count && may_use(call, span.pieces[0].range, address))
         result = span.pieces[0].bytes;
     fc_span_give(&span);
     return result;

@@ -129,8 +129,8 @@ static CUresult check_mapping(struct fc_call *call, const struct fc_context *con
                       context->device, write ? "write" : "read", range->address);
 }
 
-/* Plain host memory. Driver 580 copies on from it over registrations, as if they were plain too
- * (and not the other way round); nothing promises that, so it is a broken rule that works. */
+/* Plain host memory, up to its end: a copy that runs on into a registration is refused. Driver 580
+ * takes it (and not the other way round); nothing promises that. */
 static CUresult take_plain(struct fc_call *call, uintptr_t address, size_t size,
                            struct fc_piece *ret) {
     const struct fc_range *next = fc_range_after(address);
@@ -141,13 +141,10 @@ static CUresult take_plain(struct fc_call *call, uintptr_t address, size_t size,
     if (!fc_readable(address) || !fc_readable(address + size - 1))
         return fc_violate(call, CUDA_ERROR_INVALID_VALUE, "no memory at 0x%zx..0x%zx (%s)", address,
                           address + size, fc_range_past(address));
-    while (next && next->address - address < size) {
-        fc_violate(call, CUDA_SUCCESS, "0x%zx+%zu begins outside and runs into a %s at 0x%zx",
-                   address, size, kind_name(next->kind), next->address);
-        if (next->kind != FC_RANGE_REGISTERED)
-            return CUDA_ERROR_INVALID_VALUE;
-        next = fc_range_after(next->address + next->size);
-    }
+    if (next && next->address - address < size)
+        return fc_violate(call, CUDA_ERROR_INVALID_VALUE,
+                          "0x%zx+%zu begins outside and runs into a %s at 0x%zx", address, size,
+                          kind_name(next->kind), next->address);
     *ret = (struct fc_piece){.bytes = (unsigned char *)address, .size = size, .raw = true};
     return CUDA_SUCCESS;
 }
@@ -168,6 +165,10 @@ static CUresult take_known(struct fc_call *call, const struct fc_context *contex
         return fc_violate(call, CUDA_ERROR_INVALID_VALUE,
                           "0x%zx+%zu passes the end of the %s 0x%zx+%zu by %zu bytes", address,
                           size, kind_name(range->kind), range->address, range->size, size - rest);
+    if (range->kind == FC_RANGE_REGISTERED && context && range->context != context &&
+        !(range->flags & FC_REGISTER_PORTABLE))
+        return fc_violate(call, CUDA_ERROR_INVALID_VALUE,
+                          "0x%zx is registered in another context, and not PORTABLE", address);
     if (range->kind == FC_RANGE_MAPPED && context) {
         result = check_mapping(call, context, range, write);
         if (result != CUDA_SUCCESS)

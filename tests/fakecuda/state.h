@@ -22,7 +22,7 @@ struct fc_settings {
     int devices, numa_nodes, driver_version;
     size_t memory_bytes;
     uint64_t delay_ns;
-    bool hmm;
+    bool hmm, host_pointers;
 };
 const struct fc_settings *fc_settings(void);
 
@@ -61,6 +61,8 @@ void fc_log_worker_violation(const char *where, CUresult result, const char *for
 
 /* ---- inject.c. With fc_lock held. ---- */
 bool fc_inject(const char *name, int *ret_result);
+/* Without fc_lock: sleep for as long as this call was told to take. */
+void fc_slow(const char *name);
 
 /* ---- handles.c: handles are numbers that are no addresses; kind and index inside. With fc_lock
  * held. ---- */
@@ -118,6 +120,8 @@ enum fc_range_kind {
     FC_RANGE_REGISTERED,
     FC_RANGE_MAPPED
 };
+/* Flags of cuMemHostRegister. */
+enum { FC_REGISTER_PORTABLE = 1, FC_REGISTER_DEVICEMAP = 2 };
 struct fc_range {
     uintptr_t address;
     size_t size;

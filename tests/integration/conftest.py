@@ -29,6 +29,15 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("wheel", chosen, ids=lambda wheel: wheel.name, scope="module")
 
 
+def pytest_collection_modifyitems(items):
+    """The pool of huge pages is the machine's. Tests that use it take turns: on one worker, so that none waits for another."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if item.get_closest_marker("hugepages") or "hugetlbfs" in parameters:
+            item.add_marker(pytest.mark.xdist_group("hugepages"))
+            item.add_marker(pytest.mark.timeout(180))
+
+
 def usable(wheel):
     if not wheel.present:
         pytest.fail(f"no Mooncake wheel in {wheel.venv}: run scripts/setup")
@@ -41,6 +50,13 @@ def usable(wheel):
 def cluster(wheel, tmp_path, request):
     """A cluster of this test's own; it may kill what it likes."""
     with Cluster(usable(wheel), tmp_path, stock=request.config.getoption("--stock")) as made:
+        yield made
+
+
+@pytest.fixture
+def newest(tmp_path, request):
+    """The same on the newest wheel only, for what older ones do not have."""
+    with Cluster(usable(wheels.CUDA13), tmp_path, stock=request.config.getoption("--stock")) as made:
         yield made
 
 

@@ -33,7 +33,7 @@ def log_of(cluster, process):
 
 
 @pytest.mark.parametrize("get", ["batch_get_into", "batch_get_into_multi_buffers", "batch_get_buffer"])
-@pytest.mark.parametrize("put", ["batch_put_from", "batch_put_from_multi_buffers"])
+@pytest.mark.parametrize("put", ["batch_put_from", "batch_put_from_multi_buffers", "batch_upsert_from"])
 def test_same_results(shared, batched, put, get):
     if put not in actions.PUTS or get not in actions.GETS:
         pytest.fail(f"the harness does not know {put} or {get}")

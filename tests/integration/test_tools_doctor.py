@@ -217,8 +217,9 @@ def test_a_wrong_setting_names_the_variable():
 
 
 def test_settings_that_do_not_act_yet_are_warnings():
-    _, found = doctor("--no-python", MC_TENT_PLATFORM="cpu")
-    assert "WARN" in levels(found, "settings") and "MC_TENT_PLATFORM" in found["settings"][0]["value"]
+    conf = {"transports": {"shm": {"enable": True, "socket_dir": "/run/tidepool", "register_ahead_chunks": 1}}}
+    _, found = doctor("--no-python", MC_TENT_CONF=json.dumps(conf))
+    assert "WARN" in levels(found, "settings") and "register_ahead_chunks" in found["settings"][0]["value"]
 
 
 def test_a_directory_that_others_may_write(tmp_path):

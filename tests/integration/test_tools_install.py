@@ -20,3 +20,9 @@ def test_an_installed_tool_finds_the_installed_library(tmp_path):
     result = tidepool("run", "--store", tmp_path / "shared", "--print", tool=tool)
     assert result.returncode == 0, result.stderr
     assert f"export LD_PRELOAD={library}\n" in result.stdout
+    stubs = library.parent / "tidepool" / "stubs"
+    assert sorted(path.name for path in stubs.rglob("*.so*")) == ["libcuda.so.1", "libcudart.so.12", "libcudart.so.13"]
+    result = tidepool("run", "--store", tmp_path / "shared", "--print", tool=tool, MC_TENT_PLATFORM="cpu")
+    assert result.returncode == 0 and result.stderr == ""
+    missing = [path for path in result.stdout.partition("LD_LIBRARY_PATH=")[2].partition("\n")[0].split(":") if path]
+    assert all(path.startswith(f"{stubs}/") for path in missing), result.stdout

@@ -78,6 +78,16 @@ def test_all_is_well(directory):
             )
 
 
+def test_an_engine_that_is_still_importing_is_attached(directory):
+    importing = [peer_row(state=1, pieces=32, mapped=16)]
+    with FakeProcess(directory, "s", raw=store_page()), FakeProcess(directory, raw=engine_page(peers=importing)):
+        assert first_line(directory) == (
+            0,
+            "OK: 1 store, 1 engine attached (importing 16/32 pieces), 0 B through shared memory, 0 B left to Mooncake",
+        )
+        assert ": importing 16/32 pieces, read" in tidepool("status", directory).stdout
+
+
 def test_real_processes_are_shown_as_they_are(directory):
     with RealProcess(directory, "store") as store, RealProcess(directory, "engine") as engine:
         code, report = status_json(directory)
@@ -391,7 +401,7 @@ def test_permission_denied_names_path_uid_and_mode():
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o700)
         result = subprocess.run(
-            ["/proc/self/fd/9", "status", directory],
+            ["/proc/self/fd/99", "status", directory],
             env=clean_environment(),
             capture_output=True,
             text=True,
@@ -405,7 +415,7 @@ def test_permission_denied_names_path_uid_and_mode():
 
 def tool_fd():
     fd = os.open(TOOL, os.O_RDONLY)
-    return os.dup2(fd, 9)
+    return os.dup2(fd, 99)  # pytest holds low ones
 
 
 def test_watch_goes_on_until_interrupted(directory):

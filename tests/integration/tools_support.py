@@ -114,8 +114,8 @@ def segment_row(size=1 << 30, state=LIVE, detail=b"memfd, THP"):
     return (state, 1, 0x7F0000000000, size, 4096, 2 << 30, 1, 1, detail)
 
 
-def peer_row(name=b"10.0.0.1:15000", state=LIVE, path=b"shared memory (memfd)", read=0, write=0):
-    return (state, 1, 1, 1, read, write, int(time.time()), b"\x22" * 16, name, path)
+def peer_row(name=b"10.0.0.1:15000", state=LIVE, path=b"shared memory (memfd)", read=0, write=0, pieces=1, mapped=1):
+    return (state, pieces, mapped, 1, read, write, int(time.time()), b"\x22" * 16, name, path)
 
 
 def sealed(raw):

@@ -95,7 +95,7 @@ static void answer(const struct fake *fake, int client, const struct tp_msg *mes
     CHECK(want.first + want.count <= fake->segment.piece_count);
     say(client, &pieces, fake->fds + want.first, want.count);
     if (manner == FAKE_GONE) {
-        usleep(200000);
+        usleep((fake->options.gone_ms ? fake->options.gone_ms : 200) * 1000);
         struct tp_msg gone = {.type = TP_MSG_GONE, .body.gone = {fake->segment.segment_id}};
         say(client, &gone, NULL, 0);
     }

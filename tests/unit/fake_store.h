@@ -27,7 +27,7 @@ enum fake_manner {
     FAKE_BAD_SEGMENT,    /* numbers that cannot be */
     FAKE_NOISE,          /* random bytes */
     FAKE_EARLY,          /* SEGMENT before WELCOME */
-    FAKE_GONE,           /* withdraws its segment 200 ms after the pieces went */
+    FAKE_GONE,           /* withdraws its segment some time after the pieces went */
 };
 
 struct fake_store {
@@ -44,6 +44,7 @@ struct fake_options {
     uint64_t piece_bytes; /* default: one piece */
     uint64_t base;        /* default FAKE_BASE */
     enum fake_manner manner;
+    unsigned gone_ms; /* FAKE_GONE: that time; default 200 */
 };
 
 /* A configuration whose engine half looks in a fresh directory. */

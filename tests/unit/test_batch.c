@@ -243,6 +243,43 @@ Test(batch, a_store_that_dies_fails_what_was_not_seen_done) {
     cr_assert_eq(rig_free(0x70), 0);
 }
 
+Test(batch, a_store_that_dies_fails_its_own_tasks_only) {
+    struct fake_store other;
+    fake_start(&other, config,
+               &(struct fake_options){.name = "127.0.0.1:2", .base = FAKE_BASE + (1 << 30)});
+    tp_engine_open(engine, 2, "127.0.0.1:2", 11);
+    cr_assert(rig_wait(engine, 2, FAKE_BASE + (1 << 30), 5000));
+    enum { N = 10, BYTES = 100000 };
+    struct rig_request r[N];
+    for (int i = 0; i < N; i++)
+        r[i] =
+            rig_make(i % 4 < 2 ? TP_OP_WRITE : TP_OP_READ, buffer + i * BYTES, 1 + (uint64_t)i % 2,
+                     FAKE_BASE + (i % 2 ? 1u << 30 : 0) + (uint64_t)i * BYTES, BYTES);
+    struct tp_submit submit;
+    struct tp_task_status status;
+    uint64_t requests = rig_counter(TP_LOCAL_REQUESTS);
+    uint64_t written = rig_counter(TP_LOCAL_WRITE_BYTES);
+    uint64_t read = rig_counter(TP_LOCAL_READ_BYTES);
+    cr_assert_eq(rig_begin(engine, 0x72, N, r, N, &submit), TP_PLAN_ALL);
+    fake_kill(&other);
+    uint64_t end = rig_ms() + 5000;
+    while (rig_counter(TP_PEERS_LOST) == 0 && rig_ms() < end)
+        usleep(1000);
+    tp_submit_commit(&submit);
+    cr_assert_eq(rig_finish(0x72, NULL), TP_TASK_FAILED, "Mooncake's rule for the whole batch");
+    for (int i = 0; i < N; i++) {
+        cr_assert_eq(tp_batch_task_status(0x72, (uint64_t)i, &status), TP_ANSWER_LOCAL);
+        cr_expect_eq(status.state, i % 2 ? TP_TASK_FAILED : TP_TASK_COMPLETED, "task %d", i);
+        cr_expect_eq(status.bytes, i % 2 ? 0 : BYTES);
+        cr_expect(i % 2 || memcmp(store.memory + i * BYTES, buffer + i * BYTES, BYTES) == 0);
+    }
+    cr_assert_eq(rig_counter(TP_COPY_FAILED), 5);
+    cr_assert_eq(rig_counter(TP_LOCAL_REQUESTS) - requests, 5);
+    cr_assert_eq(rig_counter(TP_LOCAL_WRITE_BYTES) - written, 3 * BYTES);
+    cr_assert_eq(rig_counter(TP_LOCAL_READ_BYTES) - read, 2 * BYTES);
+    cr_assert_eq(rig_free(0x72), 0);
+}
+
 static unsigned views(void) {
     char line[512];
     unsigned count = 0;

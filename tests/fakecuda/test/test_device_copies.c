@@ -206,8 +206,6 @@ Test(device_copies, deferred_submits_gather, .timeout = 60) {
     start_one(&b, 2);
     cr_assert_eq(a.job.groups[0].waves[0], b.job.groups[0].waves[0], "one wave for both");
     tp_device_defer_end();
-    usleep(20000);
-    cr_assert_not(arrived(&a, 1), "the inner end sends nothing");
     tp_device_defer_end();
     usleep(50000);
     cr_assert(arrived(&a, 1) && arrived(&b, 2), "the outer end does");
@@ -240,6 +238,29 @@ Test(device_copies, deferred_submits_gather, .timeout = 60) {
     tp_device_reset(&b.job);
     tp_device_release(&a.job);
     tp_device_release(&b.job);
+    no_violation();
+}
+
+/* Nobody polls, and the bracket stays open: also after the flusher has gone to sleep. */
+Test(device_copies, a_wave_that_nobody_asks_about_goes_out, .timeout = 60) {
+    load_driver("\"copy_engine\": \"kernel\"");
+    (void)use_device(0);
+    cr_assert_not_null(wait_gpu(0, 5000));
+    struct one_copy copy = make_one();
+    for (unsigned char value = 1; value < 4; value++) {
+        tp_device_defer_begin();
+        start_one(&copy, value);
+        uint64_t from = rig_now_ms();
+        while (!arrived(&copy, value) && rig_now_ms() < from + 1000)
+            usleep(500);
+        cr_assert(arrived(&copy, value));
+        cr_assert_leq(rig_now_ms() - from, 50, "about 2 ms, on an idle machine");
+        tp_device_defer_end();
+        cr_assert_eq(finish(&copy.job), TP_DEVICE_DONE);
+        tp_device_reset(&copy.job);
+        usleep(value == 2 ? 200000 : 1000);
+    }
+    tp_device_release(&copy.job);
     no_violation();
 }
 
@@ -334,21 +355,43 @@ Test(device_faults, query, .timeout = 60) {
 Test(device_faults, query_and_wait, .timeout = 60) {
     expect(KERNEL, "cuEventQuery:*=700,cuStreamSynchronize:*=700", TP_DEVICE_FAILED, false);
 }
+/* Waves are made with the GPU, so a driver that fails later costs those that need more. */
 Test(device_faults, event, .timeout = 60) {
-    expect(DMA, "cuEventCreate:*=2", TP_DEVICE_FAILED, true);
+    expect(DMA, "cuEventCreate:*=2", TP_DEVICE_DONE, true);
 }
 Test(device_faults, pinned_memory, .timeout = 60) {
     expect(KERNEL, "cuMemHostAlloc:*=2", TP_DEVICE_DONE, true);
-    cr_assert_gt(counted(TP_DMA_BYTES), 0);
-}
-Test(device_faults, push_for_the_event, .timeout = 60) {
-    expect(DMA, "cuCtxPushCurrent:1=201", TP_DEVICE_FAILED, true);
+    cr_assert_eq(counted(TP_DMA_BYTES), 0);
 }
 Test(device_faults, push_for_the_send, .timeout = 60) {
-    expect(DMA, "cuCtxPushCurrent:2=201", TP_DEVICE_FAILED, false);
+    expect(DMA, "cuCtxPushCurrent:1=201", TP_DEVICE_FAILED, false);
 }
 Test(device_faults, push_for_the_query, .timeout = 60) {
-    expect(DMA, "cuCtxPushCurrent:3=201", TP_DEVICE_DONE, true);
+    expect(DMA, "cuCtxPushCurrent:2=201", TP_DEVICE_DONE, true);
+}
+
+Test(device_faults, no_event_for_one_more_wave, .timeout = 60) {
+    struct tp_device_job job = {0};
+    uint8_t group;
+    load_driver(DMA);
+    (void)use_device(0);
+    cr_assert_not_null(wait_gpu(0, 5000));
+    size_t count = 20000; /* five waves of 4096 */
+    CUdeviceptr gpu = device_memory(2 * count);
+    unsigned char *host = pinned_memory(2 * count);
+    for (size_t i = 0; i < count; i++)
+        cr_assert_eq(tp_device_add(&job, 0, true, true, (void *)(uintptr_t)(gpu + 2 * i),
+                                   host + 2 * i, 1, &group),
+                     0);
+    cr_assert_eq(DRIVER(fakecuda_set_failures)("cuEventCreate:*=2"), 0);
+    tp_device_start(&job);
+    cr_assert_eq(finish(&job), TP_DEVICE_FAILED);
+    tp_device_reset(&job);
+    cr_assert_null(tp_gpu_get(0), "later requests are Mooncake's");
+    cr_assert_eq(tp_device_add(&job, 0, true, true, (void *)(uintptr_t)gpu, host, 1, &group),
+                 -ENODEV);
+    tp_device_release(&job);
+    no_violation();
 }
 
 /* While it is made: usable without the kernel, or not at all, and then nothing is retained. */

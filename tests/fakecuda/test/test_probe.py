@@ -21,6 +21,7 @@ KNOWN = {
     "copy with CPU access only": "the driver crashed before it was asked",
     "copy from unmapped": "likewise",
     "and synchronize": "likewise",
+    "copy into a registration": "from plain memory on into a registration: refused, since nothing promises it",
     "query of a destroyed stream": "the driver crashes",
 }
 

@@ -152,7 +152,8 @@ Test(rules, registration) {
     broke(cuMemHostUnregister(bytes + 4096), CUDA_ERROR_INVALID_VALUE, "inside an allocation");
     good(cuMemHostUnregister(bytes));
     broke(cuMemHostUnregister(bytes), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "freed");
-    broke(cuMemcpyHtoD_v2(device, bytes + MIB / 2, MIB), CUDA_SUCCESS, "begins outside");
+    broke(cuMemcpyHtoD_v2(device, bytes + MIB / 2, MIB), CUDA_ERROR_INVALID_VALUE,
+          "begins outside");
     munmap(bytes + MIB, MIB);
     broke(cuMemHostUnregister(bytes + MIB), CUDA_SUCCESS, "unmapped before");
     broke(cuMemHostRegister_v2(bytes + MIB, MIB, 0), CUDA_ERROR_INVALID_VALUE, "no memory");
@@ -195,4 +196,60 @@ Test(rules, pointer_attributes) {
                                        (CUdeviceptr)(uintptr_t)bytes),
                  CUDA_ERROR_INVALID_VALUE);
     cr_assert_eq(fakecuda_violations(), 0, "asking about foreign memory is allowed");
+}
+
+/* An asynchronous copy and a batch of one, from `from` to the device. */
+static void refused_both_ways(CUdeviceptr device, char *from, CUstream stream, const char *text) {
+    CUdeviceptr to = device;
+    CUdeviceptr source = (CUdeviceptr)(uintptr_t)from;
+    size_t bytes = MIB;
+    size_t index = 0;
+    size_t failed = 0;
+    CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+
+    broke(cuMemcpyHtoDAsync_v2(device, from, MIB, stream), CUDA_ERROR_INVALID_VALUE, text);
+    broke(cuMemcpyBatchAsync(&to, &source, &bytes, 1, &attributes, &index, 1, &failed, stream),
+          CUDA_ERROR_INVALID_VALUE, text);
+}
+
+Test(rules, a_copy_keeps_within_one_registration_or_plain_memory) {
+    char *bytes = mmap(NULL, 6 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CUdeviceptr device;
+    CUstream stream;
+
+    start(0);
+    device = device_bytes(MIB);
+    good(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    good(cuMemHostRegister_v2(bytes + MIB, MIB, 3));
+    good(cuMemHostRegister_v2(bytes + 2 * MIB, MIB, 3));
+    refused_both_ways(device, bytes + MIB / 2, stream, "begins outside");
+    refused_both_ways(device, bytes + MIB * 3 / 2, stream, "passes the end");
+    refused_both_ways(device, bytes + MIB * 5 / 2, stream, "passes the end");
+}
+
+Test(rules, a_registration_in_use_does_not_go) {
+    char *bytes = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CUdeviceptr device;
+    CUstream stream;
+
+    setenv("FAKECUDA_DELAY_US", "50000", 1);
+    start(0);
+    device = device_bytes(MIB);
+    good(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    good(cuMemHostRegister_v2(bytes, MIB, 3));
+    good(cuMemcpyHtoDAsync_v2(device, bytes, MIB, stream));
+    broke(cuMemHostUnregister(bytes), CUDA_SUCCESS, "pending");
+}
+
+Test(rules, registrations_of_another_context_must_be_portable) {
+    char *bytes = mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CUdeviceptr device;
+
+    start(0);
+    good(cuMemHostRegister_v2(bytes, MIB, 2));
+    good(cuMemHostRegister_v2(bytes + MIB, MIB, 3));
+    start(1);
+    device = device_bytes(MIB);
+    good(cuMemcpyHtoD_v2(device, bytes + MIB, MIB));
+    broke(cuMemcpyHtoD_v2(device, bytes, MIB), CUDA_ERROR_INVALID_VALUE, "not PORTABLE");
 }

@@ -12,5 +12,6 @@
 | memory           | buffers with guards around them, random contents                         |
 | actions_store    | what a worker can be told to do with mooncake.store                      |
 | actions_engine   | what a worker can be told to do with mooncake.engine                     |
+| actions_double   | what a worker can be told to do with GPU memory, on the double           |
 | actions_process  | what a worker can be told about itself: fds, threads, mappings, forks    |
 """

@@ -28,6 +28,13 @@ def mapped_files(w):
     return sorted({row[5].strip() for row in rows if len(row) == 6})
 
 
+def is_mapped(w, address):
+    """Does anything of this process lie at this address?"""
+    with open("/proc/self/maps") as file:
+        bounds = [[int(part, 16) for part in line.split()[0].split("-")] for line in file]
+    return any(low <= address < high for low, high in bounds)
+
+
 def fork_and_exit(w):
     """A child that does nothing but leave, as multiprocessing and subprocess do."""
     child = os.fork()

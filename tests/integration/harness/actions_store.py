@@ -9,11 +9,12 @@ import numpy as np
 from .memory import Buffer, bytes_at, random_bytes
 
 
-def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", metadata="P2PHANDSHAKE"):
+def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", metadata="P2PHANDSHAKE", **more):
+    """`more`: what some wheels take besides, such as enable_ssd_offload."""
     from mooncake.store import MooncakeDistributedStore
 
     w.store = MooncakeDistributedStore()
-    return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master)
+    return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master, **more)
 
 
 def setup_dummy(w, server, pool_bytes=64 << 20, local_bytes=16 << 20):
@@ -47,6 +48,15 @@ def replicas(w, key):
         }
         found.append(values)
     return found
+
+
+def replica_kinds(w, keys):
+    """Where replicas of each key lie: "memory" for memory, "disk" for a store's own disk."""
+    kinds = {"memory": "is_memory_replica", "disk": "is_local_disk_replica"}
+    return [
+        sorted({kind for replica in w.store.get_replica_desc(key) for kind, ask in kinds.items() if getattr(replica, ask)()})
+        for key in keys
+    ]
 
 
 def endpoints(w, keys):
@@ -411,6 +421,23 @@ def kept_equal(w, one, other):
     return bool(np.array_equal(w.kept[one].bytes, w.kept[other].bytes))
 
 
+def read_for(w, keys, sizes, seed, seconds):
+    """Get the same objects one after the other until the time is over, like hammer."""
+    target = make_buffers(w, [max(sizes)])[0]
+    results, lies = [], 0
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        index = len(results) % len(keys)
+        target.poison()
+        result = w.store.get_into(keys[index], target.address, sizes[index])
+        results.append(result)
+        if result == sizes[index]:
+            lies += not np.array_equal(target.bytes[:result], random_bytes(result, seed + index))
+    drop_buffers(w, [target])
+    good = sum(result > 0 for result in results)
+    return {"count": len(results), "good": good, "lies": lies, "last_good": results[-1] > 0}
+
+
 def hammer(w, key_prefix, size, seconds, seed, every_s=0.0):
     """Put and get one object after the other until the time is over. Returns every result, its time, and how many
     reads returned success with other bytes than were written."""
@@ -439,6 +466,49 @@ def hammer(w, key_prefix, size, seconds, seed, every_s=0.0):
     drop_buffers(w, [source, target])
     good = sum(r[0] == 0 and r[1] == size for r in results)
     return {"count": len(results), "good": good, "lies": lies, "longest_s": longest, "last_good": bool(results and results[-1][1] == size)}
+
+
+def same_into(w, keys, buffers, seed, ranges):
+    """Read objects that all hold what this seed makes, in one call. Returns Mooncake's results and the indices that are
+    wrong."""
+    expected = random_bytes(buffers[0].size, seed)
+    for buffer in buffers:
+        buffer.poison()
+    results = read_ranges(w, keys, buffers) if ranges else batch_get_into(w, keys, buffers)
+    bad = [i for i, b in enumerate(buffers) if not b.guards_intact or not np.array_equal(b.bytes, expected)]
+    return {"results": results, "wrong": bad}
+
+
+def read_same(w, keys, size, seed, ranges=False):
+    buffers = make_buffers(w, [size] * len(keys))
+    got = same_into(w, keys, buffers, seed, ranges)
+    drop_buffers(w, buffers)
+    return got
+
+
+def read_on(w, keys, size, seed, seconds, ranges=False):
+    """The same again and again until the time is over. Returns how many calls that were, how often each key failed, and
+    how often one was reported as read and held other bytes."""
+    buffers = make_buffers(w, [size] * len(keys))
+    failed, lies, calls = [0] * len(keys), 0, 0
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        got = same_into(w, keys, buffers, seed, ranges)
+        calls += 1
+        for index, result in enumerate(got["results"]):
+            failed[index] += result != size
+            lies += result == size and index in got["wrong"]
+    drop_buffers(w, buffers)
+    return {"calls": calls, "failed": failed, "lies": lies}
+
+
+def read_ranges(w, keys, buffers):
+    """One call for all keys, two ranges a key: one batch holds them all."""
+    halves = [[(0, b.size // 2), (b.size // 2, b.size - b.size // 2)] for b in buffers]
+    starts = [[[start for start, _ in parts]] for parts in halves]
+    sizes = [[[size for _, size in parts]] for parts in halves]
+    got = w.store.get_into_ranges([b.address for b in buffers], [[key] for key in keys], starts, starts, sizes)
+    return [sum(found[0]) if min(found[0], default=-1) >= 0 else min(found[0], default=-1) for found in got]
 
 
 def exists(w, keys):

@@ -65,7 +65,9 @@ class Cluster:
         self.processes = []
         self.extra_folders = []
         self.cumem = False
-        self.segments = {"MC_STORE_SHM_SEGMENT_DIR": "memfd", "TIDEPOOL_SOCKET_DIR": self.directory}
+        # Processes find the double of the CUDA libraries, whatever segments are made of.
+        self.double = False
+        self.where = "memfd"
         self.master = None
         self.master_address = None
 
@@ -92,29 +94,37 @@ class Cluster:
 
     def use_segments(self, where):
         """What segments are made of from now on: memfd, a directory, or cumem (on the double of the CUDA libraries)."""
+        self.where = where
         self.cumem = where == "cumem"
-        if self.cumem:
-            self.segments = {"MC_STORE_CUMEM_SOCKET_DIR": self.directory, "MC_STORE_CUMEM_PIECE_BYTES": "64M"}
-        else:
-            self.segments = {"MC_STORE_SHM_SEGMENT_DIR": where, "TIDEPOOL_SOCKET_DIR": self.directory}
+        self.double = self.double or self.cumem
+
+    def segments(self):
+        """Read when a process starts: tests put other directories in place of the one they were given."""
+        if self.where == "cumem":
+            return {"MC_STORE_CUMEM_SOCKET_DIR": self.directory, "MC_STORE_CUMEM_PIECE_BYTES": "64M"}
+        return {"MC_STORE_SHM_SEGMENT_DIR": self.where, "TIDEPOOL_SOCKET_DIR": self.directory}
 
     def whole_environment(self, name, environment):
         whole = {**self.wheel.environment(), **environment}
-        return fakecuda.environment(DOUBLE, self.driver_log(name), whole) if self.cumem else whole
+        return fakecuda.environment(DOUBLE, self.driver_log(name), whole) if self.double else whole
 
     def driver_log(self, name):
         return os.path.join(self.folder, f"{name}.jsonl")
 
+    def driver_calls(self, process):
+        """On the double: the names of the calls that this process has made of the CUDA libraries."""
+        return {line["call"] for line in fakecuda.read_log(self.driver_log(process.name))}
+
     def assert_no_rule_broken(self):
         """On the double: no call of the driver was wrong, in any process."""
-        for process in self.processes if self.cumem else []:
+        for process in self.processes if self.double else []:
             assert not fakecuda.broken_rules(self.driver_log(process.name)), process.name
 
     def store_environment(self, **extra):
         """A process that lends memory. Values of None take a variable away."""
         base = {
             "LD_PRELOAD": self.preload,
-            **self.segments,
+            **self.segments(),
             "TIDEPOOL_LOG": "info",
         }
         return {} if self.stock else self.merged(base, extra)
@@ -123,7 +133,7 @@ class Cluster:
         """A process that uses the memory of others."""
         if conf is None:
             # The double of the CUDA libraries runs no copy kernel of ours.
-            extra_keys = {"copy_engine": "dma"} if self.cumem else {}
+            extra_keys = {"copy_engine": "dma"} if self.double else {}
             conf = {"transports": {"shm": {"enable": True, "socket_dir": self.directory, **extra_keys}}}
         base = {
             "LD_PRELOAD": self.preload,

@@ -83,6 +83,11 @@ class Process:
     def tidepool_lines(self):
         return [line for line in self.log.splitlines() if line.startswith("tidepool")]
 
+    @property
+    def warnings(self):
+        """What Tidepool has said aloud in this process."""
+        return [line for line in self.tidepool_lines if "] warn: " in line or "] error: " in line]
+
     def start(self, function, /, **arguments):
         number = self.next_number
         self.next_number += 1

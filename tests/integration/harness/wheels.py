@@ -1,8 +1,10 @@
 """The stock wheels that the tests run on, and where things of this repository are."""
 
+import functools
 import glob
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +20,8 @@ TOOL = BUILD / "tidepool"
 class Wheel:
     name: str
     venv: Path
-    # Stand-ins for CUDA, for wheels that cannot be loaded without it.
-    library_path: str = ""
+    # Folders with CUDA's libraries, or their double; None: stand-ins for those that this machine lacks.
+    library_path: str | None = ""
     # Chosen by the caller: an older version may lack what the pinned ones have, and its tests are skipped.
     any_version: bool = False
     # What this version of Mooncake needs to work at all in these tests, with or without Tidepool: NAME=VALUE.
@@ -58,8 +60,9 @@ class Wheel:
             for name, value in os.environ.items()
             if not name.startswith(("MC_", "TIDEPOOL_", "MOONCAKE_", "LD_", "GLOG_", "PYTHONPATH"))
         }
-        if self.library_path:
-            environment["LD_LIBRARY_PATH"] = self.library_path
+        library_path = stand_ins() if self.library_path is None else self.library_path
+        if library_path:
+            environment["LD_LIBRARY_PATH"] = library_path
         environment.update(setting.split("=", 1) for setting in self.settings)
         # Mooncake's own transfers must not leave the machine, and its lines must not be lost.
         environment["GLOG_logtostderr"] = "1"
@@ -67,13 +70,22 @@ class Wheel:
         return environment
 
 
+@functools.cache
+def stand_ins():
+    """The folders of stand-ins for CUDA libraries that are missing here. Sanitized builds have the same."""
+    found = []
+    for library, folder in (("libcuda.so.1", "cuda-1"), ("libcudart.so.12", "cudart-12"), ("libcudart.so.13", "cudart-13")):
+        if subprocess.run([sys.executable, "-c", f"import ctypes; ctypes.CDLL({library!r})"], capture_output=True).returncode:
+            found.append(str(ROOT / "build" / "stubs" / folder))
+    return os.pathsep.join(found)
+
+
 CPU = Wheel("cpu", ROOT / ".venv")
-CUDA13 = Wheel("cuda13", ROOT / ".venv-cuda13", str(ROOT / "build" / "stubs"))
+CUDA13 = Wheel("cuda13", ROOT / ".venv-cuda13", None)
 
 
 def from_environment():
     """A wheel of the caller's choice (scripts/check-upstream): its virtual environment."""
     venv = os.environ.get("TIDEPOOL_TEST_VENV")
-    stubs = os.environ.get("TIDEPOOL_TEST_STUBS", "")
     settings = tuple(os.environ.get("TIDEPOOL_TEST_SETTINGS", "").split())
-    return Wheel("given", ROOT / venv, stubs and str(ROOT / stubs), True, settings) if venv else None
+    return Wheel("given", ROOT / venv, None, True, settings) if venv else None

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Room for segments in files: what the mount and the kernel's pools of huge pages have, held
+ * against what a segment needs, and waited for.
+ *
+ * It must not know: how the files are made, who lets go.
+ */
+#include "segment/room.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/vfs.h>
+#include <time.h>
+
+#include "env/env.h"
+#include "segment/backing.h"
+#include "segment/hugepages.h"
+
+#define POLL_MS 250
+#define SAY_MS 5000
+
+/* tmpfs always says how much it may hold, hugetlbfs only when it was mounted with a size. */
+static bool mount_fits(const struct tp_room *room, const struct tp_need *need,
+                       struct tp_shortage *ret_shortage) {
+    struct statfs mount;
+    uint64_t pages = need->bytes / room->page_bytes;
+    uint64_t held = need->held_bytes / room->page_bytes;
+    if (fstatfs(room->dir_fd, &mount) < 0 || (int64_t)mount.f_blocks <= 0 ||
+        (uint64_t)mount.f_bavail >= pages)
+        return true;
+    uint64_t total = (uint64_t)mount.f_blocks;
+    *ret_shortage = (struct tp_shortage){.mount = true,
+                                         .node = -1,
+                                         .need_pages = pages,
+                                         .free_pages = (uint64_t)mount.f_bavail,
+                                         .total_pages = total > held ? total - held : 0};
+    return false;
+}
+
+static bool hopeless(const struct tp_shortage *shortage) {
+    return shortage->total_pages < shortage->need_pages;
+}
+
+static bool fits(const struct tp_room *room, const struct tp_need *need,
+                 struct tp_shortage *ret_shortage) {
+    struct tp_shortage mount;
+    bool pool_good = !room->hugetlb || tp_hugepages_fit(need, room->page_bytes, ret_shortage);
+    bool mount_good = mount_fits(room, need, &mount);
+    if (!mount_good && (pool_good || hopeless(&mount)))
+        *ret_shortage = mount;
+    return pool_good && mount_good;
+}
+
+/* "64 pages of 2 MiB", "128 MiB" */
+static const char *amount(const struct tp_room *room, uint64_t pages, char text[static 48]) {
+    if (room->hugetlb)
+        snprintf(text, 48, "%" PRIu64 " pages of %" PRIu64 " MiB", pages, room->page_bytes >> 20);
+    else
+        snprintf(text, 48, "%" PRIu64 " MiB", pages * room->page_bytes >> 20);
+    return text;
+}
+
+static void say(enum tp_log_level level, const struct tp_room *room,
+                const struct tp_shortage *shortage, const char *then) {
+    char need[48];
+    char have[48];
+    char missing[48];
+    char where[32] = "";
+    if (shortage->node >= 0)
+        snprintf(where, sizeof where, " on NUMA node %d", shortage->node);
+    tp_log(level,
+           "MC_STORE_SHM_SEGMENT_DIR=%s: the segment needs %s%s, %s has %s free, %s are missing: "
+           "%s",
+           room->path, amount(room, shortage->need_pages, need), where,
+           shortage->mount ? "the mount" : "the kernel", amount(room, shortage->free_pages, have),
+           amount(room, shortage->need_pages - shortage->free_pages, missing), then);
+}
+
+static const char *remedy(const struct tp_room *room, const struct tp_shortage *shortage,
+                          char text[static 160]) {
+    if (shortage->mount)
+        snprintf(text, 160, "mount it with a larger size= or make the segment smaller");
+    else if (room->page_bytes >> 30 > 0)
+        snprintf(text, 160,
+                 "raise /sys/kernel/mm/hugepages/hugepages-%" PRIu64
+                 "kB/nr_hugepages (or hugepages= at boot) or make the segment smaller",
+                 room->page_bytes >> 10);
+    else
+        snprintf(text, 160, "raise vm.nr_hugepages or make the segment smaller");
+    return text;
+}
+
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* Others hold what is missing. True when they have let go in time. */
+static bool wait_for_others(const struct tp_room *room, const struct tp_need *need,
+                            struct tp_shortage *shortage) {
+    char text[160];
+    uint64_t start = now_ms();
+    uint64_t limit = (uint64_t)room->wait_s * 1000;
+    uint64_t said = 0;
+    for (uint64_t waited = 0; waited < limit; waited = now_ms() - start) {
+        if (waited == 0 || waited - said >= SAY_MS) {
+            snprintf(text, sizeof text,
+                     "waiting for others to let go, %" PRIu64
+                     " of at most %u s so far (MC_STORE_SHM_SEGMENT_WAIT_S)",
+                     waited / 1000, room->wait_s);
+            say(TP_LOG_WARN, room, shortage, text);
+            said = waited;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000L}, NULL);
+        if (fits(room, need, shortage)) {
+            tp_log(TP_LOG_WARN,
+                   "MC_STORE_SHM_SEGMENT_DIR=%s: there is room now, after %" PRIu64 " ms",
+                   room->path, now_ms() - start);
+            return true;
+        }
+        if (hopeless(shortage)) /* the pool was made smaller meanwhile */
+            return false;
+    }
+    return false;
+}
+
+int tp_room_wait(const struct tp_room *room, const struct tp_need *need) {
+    struct tp_shortage shortage;
+    char text[320];
+    char what[160];
+    if (fits(room, need, &shortage))
+        return 0;
+    if (!hopeless(&shortage) && wait_for_others(room, need, &shortage))
+        return 0;
+    (void)remedy(room, &shortage, what);
+    if (hopeless(&shortage))
+        say(TP_LOG_ERROR, room, &shortage, what);
+    else {
+        snprintf(text, sizeof text,
+                 "others still hold them after %u s: end those processes (grep -l %.60s "
+                 "/proc/*/maps), or %s",
+                 room->wait_s, room->path, what);
+        say(TP_LOG_ERROR, room, &shortage, text);
+    }
+    return shortage.mount ? -ENOSPC : -ENOMEM;
+}

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Claim: batches between a GPU and a store on ordinary shared memory go by registered chunks; when
+ * the store or its segment goes, they are unregistered first, and not under a copy. */
+#include "device_rig.h"
+#include "rig.h"
+
+#include <criterion/criterion.h>
+
+#define NAME "127.0.0.1:1"
+#define CHUNK (4 * MIB)
+#define BYTES (20 * MIB)
+#define REGISTER "\"register_peer_memory\": true, \"register_ahead_chunks\": 0"
+
+static struct tp_engine *engine;
+static struct fake_store store;
+static int engine_key;
+static CUdeviceptr gpu;
+
+/* Pieces of 6 MiB: chunks of 4, 2, 4, 2, 4, 2 and 2 MiB. */
+static void start(const char *settings, enum fake_manner manner) {
+    struct tp_config *config = fake_config();
+    load_driver(settings);
+    (void)use_device(0);
+    cr_assert_not_null(wait_gpu(0, 5000));
+    gpu = device_memory(BYTES);
+    cr_assert_eq(tp_transport_start(config), 0);
+    engine = tp_engine_find(&engine_key, true);
+    fake_start(&store, config,
+               &(struct fake_options){.name = NAME,
+                                      .bytes = BYTES,
+                                      .piece_bytes = 6 * MIB,
+                                      .manner = manner,
+                                      .gone_ms = 1500});
+    tp_engine_open(engine, 1, NAME, strlen(NAME));
+    for (uint64_t offset = 0; offset < BYTES; offset += 6 * MIB)
+        cr_assert(rig_wait(engine, 1, FAKE_BASE + offset, 5000));
+    for (uint64_t i = 0; i < BYTES; i++)
+        store.memory[i] = (unsigned char)(i * 7 + i / 4099);
+}
+
+static void *gpu_at(uint64_t offset) {
+    return (void *)(uintptr_t)(gpu + offset);
+}
+
+static void submit(uint64_t id, const struct rig_request *requests, size_t count) {
+    struct tp_submit begun;
+    cr_assert_eq(rig_begin(engine, id, count, requests, count, &begun), TP_PLAN_ALL);
+    tp_submit_commit(&begun);
+}
+
+static void submit_one(uint64_t id, int opcode, uint64_t offset, uint64_t bytes) {
+    struct rig_request r = rig_make(opcode, gpu_at(0), 1, FAKE_BASE + offset, bytes);
+    submit(id, &r, 1);
+}
+
+static bool becomes(enum tp_counter counter, uint64_t value) {
+    for (uint64_t end = rig_ms() + 5000; rig_ms() < end; usleep(1000)) {
+        if (counted(counter) == value)
+            return true;
+    }
+    return false;
+}
+
+static void register_all(void) {
+    submit_one(0x70, TP_OP_READ, 0, BYTES);
+    cr_assert_eq(rig_finish(0x70, NULL), TP_TASK_COMPLETED);
+    cr_assert_eq(rig_free(0x70), 0);
+    cr_assert(becomes(TP_REGISTERED_BYTES, BYTES));
+    cr_assert_eq(counted(TP_REGISTRATIONS), 7);
+}
+
+static void no_violation(void) {
+    cr_assert_eq(DRIVER(fakecuda_violations)(), 0, "%s", DRIVER(fakecuda_last_violation)());
+}
+
+Test(registered_peer, blocks_that_together_are_half_a_chunk, .timeout = 60) {
+    enum { N = 128, BLOCK = 16384 };
+    struct rig_request r[N];
+    static unsigned char got[N * BLOCK];
+    start(REGISTER ", \"kernel_max_bytes\": 65536", FAKE_GOOD);
+    for (int write = 0; write < 2; write++) {
+        /* One object of the store, in blocks that lie the other way round in the GPU's memory. */
+        for (int i = 0; i < N; i++)
+            r[i] = rig_make(write ? TP_OP_WRITE : TP_OP_READ, gpu_at((uint64_t)(N - 1 - i) * BLOCK),
+                            1, FAKE_BASE + (uint64_t)i * BLOCK + (write ? 6 * MIB : 0), BLOCK);
+        submit(0x10 + (uint64_t)write, r, N);
+        cr_assert_eq(rig_finish(0x10 + (uint64_t)write, NULL), TP_TASK_COMPLETED);
+        cr_assert_eq(rig_free(0x10 + (uint64_t)write), 0);
+    }
+    cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, sizeof(got)), 0);
+    for (size_t i = 0; i < N; i++)
+        cr_assert_eq(memcmp(got + (N - 1 - i) * BLOCK, store.memory + i * BLOCK, BLOCK), 0);
+    cr_assert_eq(memcmp(store.memory, store.memory + 6 * MIB, sizeof(got)), 0);
+    cr_assert_eq(counted(TP_REGISTER_HITS), 2 * N);
+    cr_assert_eq(counted(TP_REGISTER_MISSES), 0);
+    cr_assert_eq(counted(TP_REGISTRATIONS), 2);
+    cr_assert_eq(counted(TP_KERNEL_BYTES), 2 * N * BLOCK);
+    fake_end(&store);
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    no_violation();
+}
+
+Test(registered_peer, a_request_that_is_registered_in_part, .timeout = 60) {
+    static unsigned char got[6 * MIB];
+    start(REGISTER ", \"register_max_bytes\": \"4M\", \"copy_engine\": \"kernel\"", FAKE_GOOD);
+    submit_one(0x20, TP_OP_READ, 0, 6 * MIB);
+    cr_assert_eq(rig_finish(0x20, NULL), TP_TASK_COMPLETED);
+    cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, sizeof(got)), 0);
+    cr_assert_eq(memcmp(got, store.memory, sizeof(got)), 0);
+    cr_assert_eq(counted(TP_REGISTER_MISSES), 1);
+    cr_assert_eq(counted(TP_REGISTRATIONS), 1);
+    cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
+    cr_assert_eq(rig_free(0x20), 0);
+    fake_end(&store);
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    no_violation();
+}
+
+Test(registered_peer, a_killed_stores_chunks_go, .timeout = 60) {
+    start(REGISTER, FAKE_GOOD);
+    register_all();
+    fake_end(&store);
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    no_violation();
+}
+
+Test(registered_peer, but_not_under_a_copy, .timeout = 60) {
+    setenv("FAKECUDA_DELAY_US", "500000", 1);
+    start(REGISTER ", \"copy_engine\": \"dma\"", FAKE_GOOD);
+    register_all();
+    submit_one(0x40, TP_OP_WRITE, 0, BYTES);
+    fake_kill(&store);
+    usleep(200000);
+    cr_assert_eq(counted(TP_REGISTERED_BYTES), BYTES);
+    cr_assert_eq(rig_finish(0x40, NULL), TP_TASK_FAILED, "its store is gone");
+    cr_assert_eq(rig_free(0x40), 0);
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    fake_end(&store);
+    no_violation();
+}
+
+Test(registered_peer, a_withdrawn_segments_chunks_go, .timeout = 60) {
+    start(REGISTER, FAKE_GONE);
+    register_all();
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    no_violation();
+    fake_end(&store);
+}
+
+Test(registered_peer, nothing_is_registered_unless_asked_for, .timeout = 60) {
+    start("", FAKE_GOOD);
+    submit_one(0x60, TP_OP_READ, 0, BYTES);
+    cr_assert_eq(rig_finish(0x60, NULL), TP_TASK_COMPLETED);
+    cr_assert_eq(counted(TP_REGISTRATIONS) + counted(TP_REGISTER_MISSES), 0);
+    cr_assert_eq(rig_free(0x60), 0);
+    fake_end(&store);
+    no_violation();
+}

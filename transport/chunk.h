@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the registrar: what a chunk is. chunks.c cuts segments into chunks and decides what is to
+ * be registered; registrar.c registers, and keeps to the limit.
+ *
+ * | field of tp_chunk  | written                                                               |
+ * |--------------------|-----------------------------------------------------------------------|
+ * | word               | holds by any thread; the state as TP_CHUNK_* says                     |
+ * | used, moved        | by any thread that holds it                                           |
+ * | wanted             | under the registrar's lock; read by any thread                        |
+ * | gpu                | under the lock while the chunk is not registered                      |
+ * | the rest           | under the lock                                                        |
+ */
+#ifndef TIDEPOOL_CHUNK_H
+#define TIDEPOOL_CHUNK_H
+
+#include <stdatomic.h>
+
+#include "segment/wire.h"
+#include "transport/registrar.h"
+
+/*
+ * Registering costs 50 us a MiB for pages of 4 KiB and 22 for huge ones, copying 19, and copying
+ * what is not registered 130 to the GPU and 70 from it (H200, PCIe Gen5). So 4 MiB take 0.2 ms, a
+ * wait that a submit can bear; the fixed cost of the call (some 20 us) stays small beside it; copy
+ * engines are at their full speed (54 of 55 GB/s); and half a chunk, the least that pays at once,
+ * is one vLLM block of a 32B model (2 MiB). Larger chunks would register more that nobody asked
+ * for.
+ */
+#define TP_CHUNK_BYTES (UINT64_C(4) << 20)
+
+/* PLAIN and REGISTERED last; the others mean that a thread is in the driver for this chunk, and
+ * only that thread ends them. Under the registrar's lock, except that a hold may come at any time.
+ */
+enum tp_chunk_state {
+    TP_CHUNK_PLAIN,
+    TP_CHUNK_REGISTERING,
+    TP_CHUNK_REGISTERED,
+    TP_CHUNK_UNREGISTERING, /* not begun while it is held, but a hold may come meanwhile: it waits
+                             */
+};
+
+#define TP_CHUNK_STATE_BIT 28
+#define TP_CHUNK_HOLDS ((UINT32_C(1) << TP_CHUNK_STATE_BIT) - 1)
+
+enum tp_chunk_want { TP_CHUNK_UNWANTED, TP_CHUNK_IF_ROOM, TP_CHUNK_IN_PLACE_OF_OTHERS };
+
+struct tp_chunk {
+    _Atomic uint32_t word;  /* state << TP_CHUNK_STATE_BIT | holds */
+    uint32_t place;         /* in the heap of what is registered, from 1; 0: not there */
+    _Atomic uint64_t used;  /* time stamp counter of the last hold */
+    _Atomic uint64_t moved; /* bytes, since it is registered, or since it is not */
+    uint64_t key;           /* what the heap is sorted by: `used` or an earlier value of it */
+    struct tp_chunks
+        *_Atomic chunks;     /* NULL before the first use: of many TiB most is never used */
+    struct tp_gpu *gpu;      /* in whose context it is registered, or shall be */
+    struct tp_chunk *next;   /* wanted after this one */
+    struct tp_chunk *aside;  /* the next of those that could not give way */
+    _Atomic bool unused;     /* registered on trust, and not held since */
+    bool on_trust;           /* registered by a thread of the registrar, in the hope of use */
+    _Atomic uint32_t wanted; /* enum tp_chunk_want */
+};
+
+struct tp_chunks {
+    char *address;
+    uint64_t piece_bytes, map_bytes; /* pieces lie behind each other, the last may be shorter */
+    const atomic_uchar *mapped;      /* one a piece */
+    uint64_t chunk_bytes; /* TP_CHUNK_BYTES, or the segment's page where that is larger */
+    uint32_t per_piece, count;
+    _Atomic uint32_t last; /* chunk that was held last */
+    unsigned busy;         /* threads of the registrar that look at a chunk; under its lock */
+    bool dropped, stuck;   /* under its lock */
+    uint32_t let_go;       /* chunks of a dropped segment that are not registered any more */
+    struct tp_chunk chunk[];
+};
+
+static inline enum tp_chunk_state tp_chunk_state(const struct tp_chunk *chunk) {
+    return (enum tp_chunk_state)(atomic_load_explicit(&chunk->word, memory_order_acquire) >>
+                                 TP_CHUNK_STATE_BIT);
+}
+
+/* Of a chunk that tp_chunk_at has given, or that is next to such a one and wanted. */
+static inline struct tp_chunks *tp_chunk_owner(const struct tp_chunk *chunk) {
+    return atomic_load_explicit(&chunk->chunks, memory_order_relaxed);
+}
+
+/* Where a chunk lies. */
+void *tp_chunk_range(const struct tp_chunk *chunk, uint64_t *ret_bytes);
+
+/* Let a thread of the registrar register these (at most `count` from chunk `index` on, each `step`
+ * further), those of them that are plain and mapped. */
+void tp_registrar_want(struct tp_chunks *chunks, uint32_t index, struct tp_gpu *gpu, int step,
+                       uint32_t count, enum tp_chunk_want how);
+
+/*
+ * For a chunk that is held and was not registered: wait until the driver is not busy with it, for
+ * as long as that pays, and register it if `now` says so. True: it is registered.
+ */
+bool tp_registrar_settle(struct tp_chunk *chunk, struct tp_gpu *gpu, bool now,
+                         uint64_t patience_ns);
+
+/* May a chunk that has to take the place of another be registered in the background? How much must
+ * have been moved of it before (`moved`), or is it only expected to be used (ahead)? */
+bool tp_registrar_admits(uint64_t moved, uint64_t chunk_bytes);
+bool tp_registrar_admits_ahead(void);
+
+/* A registered chunk is held: what it was registered for has come. One load, mostly. */
+void tp_registrar_used(struct tp_chunk *chunk);
+
+/* Of `count` chunks that are not used yet, so many may be registered at once: within half of the
+ * limit, so that they do not push each other out. */
+uint32_t tp_registrar_at_once(uint64_t chunk_bytes, uint32_t count);
+
+#endif

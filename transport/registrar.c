@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Registering chunks and unregistering them, within the limit; a queue of what is wanted, and the
+ * threads that work it off.
+ *
+ * The driver is called without the lock. A chunk that a thread is in the driver for has a state
+ * that says so, and only that thread ends it. Bytes count against the limit from before a
+ * registration until after its end.
+ *
+ * It must not know: segments, what is worth registering (chunks.c).
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "env/cuda.h"
+#include "env/env.h"
+#include "env/stats.h"
+#include "transport/chunk.h"
+#include "transport/chunk_order.h"
+#include "transport/copy_device.h"
+#include "transport/gpu.h"
+
+/*
+ * One thread registers 20 GB/s of 4 KiB pages, and the link takes 55: with a working set beyond the
+ * limit every byte is registered anew, so it takes three of them, and one for the ends.
+ */
+#define THREADS 4
+#define CPUS_A_THREAD 4
+#define SLICE_NS UINT64_C(20000000) /* of a drop; as long as the peer thread maps a piece */
+#define CHUNKS_A_LOOK 16            /* at the clock */
+#define PAUSE_NS 30000              /* between looks at copies under way */
+#define BACKGROUND_PATIENCE_NS UINT64_C(5000000)
+#define BACKOFF_NS UINT64_C(10000000) /* after a failure; doubled by each further one */
+#define BACKOFF_DOUBLINGS 10
+/* How much chunks were used before they had to give way: up by each that was registered for
+ * nothing, down by each that was not, and by time. */
+#define WASTE_MOST 8
+#define WASTE_AHEAD 4
+#define WASTE_FORGOTTEN_NS UINT64_C(250000000)
+
+enum outcome {
+    READY,
+    REFUSED, /* by the driver, or it cannot be */
+    FULL,    /* all is in use */
+    TAKEN,   /* another thread is at it */
+};
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t work;    /* something is wanted */
+    pthread_cond_t changed; /* a thread has come back from the driver */
+    uint64_t bytes;         /* registered, about to be, or about to be no more */
+    uint32_t under_way; /* chunks that threads are going to bring into the order of use, or back */
+    struct tp_chunk *first, *last; /* wanted */
+    pthread_t threads[THREADS];
+    unsigned thread_count;
+    bool started, stop;
+    unsigned failures; /* since the last success */
+    uint64_t pause_end_ns;
+    _Atomic uint32_t unused; /* chunks that were registered in the hope of use and not used yet */
+    _Atomic uint32_t waste;
+    _Atomic uint64_t waste_ns; /* when it was changed */
+} registrar = {.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
+               .work = PTHREAD_COND_INITIALIZER,
+               .changed = PTHREAD_COND_INITIALIZER};
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void pause_ns(uint64_t ns) {
+    const struct timespec pause = {0, (long)ns};
+    nanosleep(&pause, NULL);
+}
+
+/* With the lock held, wait for a thread to come back from the driver, this long at most. */
+static void wait_changed(uint64_t ns) {
+    struct timespec end;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    uint64_t nanoseconds = (uint64_t)end.tv_nsec + ns;
+    end.tv_sec += (time_t)(nanoseconds / 1000000000u);
+    end.tv_nsec = (long)(nanoseconds % 1000000000u);
+    pthread_cond_clockwait(&registrar.changed, &registrar.lock, CLOCK_MONOTONIC, &end);
+}
+
+/* ---- states ---- */
+
+/* From a state that only this thread may end, holds or not. */
+static void set_state(struct tp_chunk *chunk, enum tp_chunk_state from, enum tp_chunk_state to) {
+    atomic_fetch_add(&chunk->word, ((uint32_t)to - (uint32_t)from) << TP_CHUNK_STATE_BIT);
+}
+
+/* ---- the driver ---- */
+
+/* With the lock held: no attempts for a while, so that a driver that refuses costs little. */
+static void failed(const char *call, uint64_t bytes, tp_cu_result result) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    unsigned doublings =
+        registrar.failures < BACKOFF_DOUBLINGS ? registrar.failures : BACKOFF_DOUBLINGS;
+    registrar.failures++;
+    registrar.pause_end_ns = now_ns() + (BACKOFF_NS << doublings);
+    tp_count(TP_REGISTER_FAILURES, 1);
+    tp_log_once(&said, TP_LOG_WARN,
+                "%s of %llu MiB of a store's memory: %s (ulimit -l unlimited may help); its GPU "
+                "copies go on without, slower",
+                call, (unsigned long long)bytes >> 20, tp_cuda_error(result));
+}
+
+/* With the lock held, which is let go meanwhile; the chunk is REGISTERING, and its bytes counted.
+ */
+static bool driver_register(struct tp_chunk *chunk, struct tp_gpu *gpu, bool on_trust) {
+    uint64_t bytes;
+    void *address = tp_chunk_range(chunk, &bytes);
+    tp_chunk_owner(chunk)->busy++;
+    pthread_mutex_unlock(&registrar.lock);
+    tp_cu_result result = tp_gpu_host_register(gpu, address, bytes);
+    pthread_mutex_lock(&registrar.lock);
+    tp_chunk_owner(chunk)->busy--;
+    if (result != TP_CUDA_SUCCESS) {
+        failed("cuMemHostRegister", bytes, result);
+        return false;
+    }
+    registrar.failures = 0;
+    chunk->gpu = gpu;
+    chunk->on_trust = on_trust;
+    atomic_store_explicit(&chunk->unused, on_trust, memory_order_relaxed);
+    atomic_fetch_add_explicit(&registrar.unused, on_trust, memory_order_relaxed);
+    atomic_store_explicit(&chunk->moved, 0, memory_order_relaxed);
+    tp_order_add(chunk);
+    tp_count(TP_REGISTRATIONS, 1);
+    tp_count(TP_REGISTERED_BYTES, bytes);
+    return true;
+}
+
+/* The same; the chunk is UNREGISTERING and not in the heap, and PLAIN afterwards. False: the driver
+ * keeps it, and it is what it was. */
+static bool driver_unregister(struct tp_chunk *chunk) {
+    uint64_t bytes;
+    void *address = tp_chunk_range(chunk, &bytes);
+    registrar.under_way++;
+    tp_chunk_owner(chunk)->busy++;
+    pthread_mutex_unlock(&registrar.lock);
+    tp_cu_result result = tp_gpu_host_unregister(chunk->gpu, address);
+    pthread_mutex_lock(&registrar.lock);
+    tp_chunk_owner(chunk)->busy--;
+    registrar.under_way--;
+    if (result == TP_CUDA_SUCCESS) {
+        registrar.bytes -= bytes;
+        tp_count(TP_REGISTERED_BYTES, -bytes); /* wraps: a subtraction */
+        atomic_store_explicit(&chunk->moved, 0, memory_order_relaxed);
+        set_state(chunk, TP_CHUNK_UNREGISTERING, TP_CHUNK_PLAIN);
+    } else {
+        failed("cuMemHostUnregister", bytes, result);
+        tp_order_add(chunk);
+        set_state(chunk, TP_CHUNK_UNREGISTERING, TP_CHUNK_REGISTERED);
+    }
+    pthread_cond_broadcast(&registrar.changed);
+    return result == TP_CUDA_SUCCESS;
+}
+
+/* ---- the limit ---- */
+
+static uint32_t waste(void) {
+    uint64_t passed = (now_ns() - atomic_load_explicit(&registrar.waste_ns, memory_order_relaxed)) /
+                      WASTE_FORGOTTEN_NS;
+    uint32_t level = atomic_load_explicit(&registrar.waste, memory_order_relaxed);
+    return passed < level ? level - (uint32_t)passed : 0;
+}
+
+void tp_registrar_used(struct tp_chunk *chunk) {
+    if (atomic_load_explicit(&chunk->unused, memory_order_relaxed) &&
+        atomic_exchange_explicit(&chunk->unused, false, memory_order_relaxed))
+        atomic_fetch_sub_explicit(&registrar.unused, 1, memory_order_relaxed);
+}
+
+static void learn_waste(struct tp_chunk *victim) {
+    uint64_t bytes;
+    uint32_t level = waste();
+    (void)tp_chunk_range(victim, &bytes);
+    tp_registrar_used(victim);
+    if (!victim->on_trust) /* it has paid for itself at once */
+        return;
+    bool wasted = atomic_load_explicit(&victim->moved, memory_order_relaxed) < bytes / 2;
+    if (wasted)
+        level = level < WASTE_MOST ? level + 1 : level;
+    else
+        level = level ? level - 1 : 0;
+    atomic_store_explicit(&registrar.waste, level, memory_order_relaxed);
+    atomic_store_explicit(&registrar.waste_ns, now_ns(), memory_order_relaxed);
+}
+
+bool tp_registrar_admits(uint64_t moved, uint64_t chunk_bytes) {
+    return moved >= (chunk_bytes / 2) << waste();
+}
+
+bool tp_registrar_admits_ahead(void) {
+    return waste() < WASTE_AHEAD;
+}
+
+uint32_t tp_registrar_at_once(uint64_t chunk_bytes, uint32_t count) {
+    uint64_t limit = tp_config()->engine.register_max_bytes;
+    uint64_t half = limit / 2 / chunk_bytes;
+    uint32_t unused = atomic_load_explicit(&registrar.unused, memory_order_relaxed);
+    if (limit == 0)
+        return count;
+    half = half > unused ? half - unused : 0;
+    return half < count ? (uint32_t)half : count;
+}
+
+static bool within_limit(uint64_t more) {
+    uint64_t limit = tp_config()->engine.register_max_bytes;
+    return limit == 0 || registrar.bytes + more <= limit;
+}
+
+/* With the lock held, which is let go meanwhile: chunks make way until the limit is kept. */
+static enum outcome make_room(bool evict) {
+    while (!within_limit(0)) {
+        struct tp_chunk *victim = evict ? tp_order_take_least() : NULL;
+        if (!victim)
+            return FULL;
+        learn_waste(victim);
+        if (!driver_unregister(victim))
+            return REFUSED;
+        tp_count(TP_REGISTER_EVICTIONS, 1);
+    }
+    return READY;
+}
+
+static bool may_try(const struct tp_chunk *chunk, const struct tp_gpu *gpu, uint64_t bytes) {
+    uint64_t limit = tp_config()->engine.register_max_bytes;
+    return !tp_chunk_owner(chunk)->dropped && (limit == 0 || bytes <= limit) && !tp_gpu_lost(gpu) &&
+           now_ns() >= registrar.pause_end_ns;
+}
+
+/* With the lock held, which is let go meanwhile. The chunk cannot go away: it is held, or its
+ * segment's `busy` is. */
+static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu, bool evict,
+                                   bool on_trust) {
+    uint64_t bytes;
+    (void)tp_chunk_range(chunk, &bytes);
+    enum tp_chunk_state state = tp_chunk_state(chunk);
+    if (state != TP_CHUNK_PLAIN)
+        return state == TP_CHUNK_REGISTERED ? READY : TAKEN;
+    if (!may_try(chunk, gpu, bytes))
+        return REFUSED;
+    set_state(chunk, TP_CHUNK_PLAIN, TP_CHUNK_REGISTERING);
+    registrar.under_way++;
+    registrar.bytes += bytes;
+    enum outcome outcome = tp_order_reserve(registrar.under_way) ? make_room(evict) : REFUSED;
+    if (outcome == READY && !driver_register(chunk, gpu, on_trust))
+        outcome = REFUSED;
+    if (outcome != READY)
+        registrar.bytes -= bytes;
+    registrar.under_way--;
+    set_state(chunk, TP_CHUNK_REGISTERING, outcome == READY ? TP_CHUNK_REGISTERED : TP_CHUNK_PLAIN);
+    pthread_cond_broadcast(&registrar.changed);
+    return outcome;
+}
+
+/* With the lock held, which is let go meanwhile: all is in use. True: copies are under way, some
+ * may have ended by now. Copies that only wait to be sent are sent, if `send` says so. */
+static bool wait_for_copies(bool send) {
+    unsigned ended = 0;
+    pthread_mutex_unlock(&registrar.lock);
+    bool under_way = tp_device_sweep(send, &ended) > 0;
+    if (under_way && ended == 0)
+        pause_ns(PAUSE_NS);
+    pthread_mutex_lock(&registrar.lock);
+    return under_way;
+}
+
+bool tp_registrar_settle(struct tp_chunk *chunk, struct tp_gpu *gpu, bool now,
+                         uint64_t patience_ns) {
+    uint64_t end = 0;
+    enum outcome outcome = TAKEN;
+    bool full = false;
+    pthread_mutex_lock(&registrar.lock);
+    for (;;) {
+        enum tp_chunk_state state = tp_chunk_state(chunk);
+        bool patient = now && (end == 0 || now_ns() < end);
+        /* Nothing may be sent while the driver takes the registration away. */
+        if (state == TP_CHUNK_UNREGISTERING || (state == TP_CHUNK_REGISTERING && patient)) {
+            end = end ? end : now_ns() + patience_ns;
+            wait_changed(patience_ns + PAUSE_NS);
+            continue;
+        }
+        if (state != TP_CHUNK_PLAIN || !patient)
+            break;
+        outcome = register_chunk(chunk, gpu, true, false);
+        full = outcome == FULL;
+        end = end ? end : now_ns() + patience_ns;
+        if (outcome == REFUSED || (full && !wait_for_copies(true)))
+            break;
+    }
+    bool registered = tp_chunk_state(chunk) == TP_CHUNK_REGISTERED;
+    pthread_mutex_unlock(&registrar.lock);
+    if (full && !registered)
+        tp_count(TP_REGISTER_FULL, 1);
+    return registered;
+}
+
+/* ---- in the background ---- */
+
+/* With the lock held. */
+static struct tp_chunk *next_wanted(void) {
+    struct tp_chunk *chunk = registrar.first;
+    if (!chunk)
+        return NULL;
+    registrar.first = chunk->next;
+    if (!registrar.first)
+        registrar.last = NULL;
+    chunk->next = NULL;
+    return chunk;
+}
+
+/* With the lock held, which is let go meanwhile. */
+static void serve(struct tp_chunk *chunk) {
+    struct tp_chunks *chunks = tp_chunk_owner(chunk);
+    bool evict = atomic_load(&chunk->wanted) == TP_CHUNK_IN_PLACE_OF_OTHERS;
+    uint64_t end = now_ns() + BACKGROUND_PATIENCE_NS;
+    uint64_t bytes;
+    (void)tp_chunk_range(chunk, &bytes);
+    chunks->busy++;
+    while (evict || within_limit(bytes)) {
+        enum outcome outcome = register_chunk(chunk, chunk->gpu, evict, true);
+        if (outcome != FULL || !evict || registrar.stop || now_ns() > end ||
+            !wait_for_copies(false))
+            break;
+    }
+    atomic_store(&chunk->wanted, TP_CHUNK_UNWANTED);
+    chunks->busy--;
+}
+
+static void *run(void *arg) {
+    (void)arg;
+    pthread_mutex_lock(&registrar.lock);
+    while (!registrar.stop) {
+        struct tp_chunk *chunk = next_wanted();
+        if (chunk)
+            serve(chunk);
+        else
+            pthread_cond_wait(&registrar.work, &registrar.lock);
+    }
+    pthread_mutex_unlock(&registrar.lock);
+    return NULL;
+}
+
+/* With the lock held. Without any thread, only what pays at once is registered. */
+static void start_threads(void) {
+    unsigned wanted = tp_host_cpus() / CPUS_A_THREAD;
+    wanted = wanted < 1 ? 1 : wanted > THREADS ? THREADS : wanted;
+    registrar.started = true;
+    while (registrar.thread_count < wanted &&
+           tp_thread_start("tidepool-reg", run, NULL, &registrar.threads[registrar.thread_count]) ==
+               0)
+        registrar.thread_count++;
+}
+
+static bool wantable(const struct tp_chunks *chunks, const struct tp_chunk *chunk) {
+    uint32_t piece = (uint32_t)(chunk - chunks->chunk) / chunks->per_piece;
+    return tp_chunk_state(chunk) == TP_CHUNK_PLAIN &&
+           atomic_load_explicit(&chunk->wanted, memory_order_relaxed) == TP_CHUNK_UNWANTED &&
+           atomic_load_explicit(&chunks->mapped[piece], memory_order_acquire);
+}
+
+static void want(struct tp_chunks *chunks, struct tp_chunk *chunk, struct tp_gpu *gpu,
+                 enum tp_chunk_want how) {
+    if (!wantable(chunks, chunk))
+        return;
+    atomic_store_explicit(&chunk->chunks, chunks, memory_order_relaxed);
+    atomic_store(&chunk->wanted, how);
+    chunk->gpu = gpu;
+    *(registrar.last ? &registrar.last->next : &registrar.first) = chunk;
+    registrar.last = chunk;
+}
+
+void tp_registrar_want(struct tp_chunks *chunks, uint32_t index, struct tp_gpu *gpu, int step,
+                       uint32_t count, enum tp_chunk_want how) {
+    struct tp_chunk *chunk = &chunks->chunk[index];
+    uint64_t limit = tp_config()->engine.register_max_bytes;
+    uint32_t i = 0;
+    /* The lock only when there is something to do. */
+    while (i < count && !wantable(chunks, chunk + (long)i * step))
+        i++;
+    if (i == count)
+        return;
+    pthread_mutex_lock(&registrar.lock);
+    bool room = how == TP_CHUNK_IN_PLACE_OF_OTHERS || within_limit(chunks->chunk_bytes);
+    if (room && (limit == 0 || limit >= chunks->chunk_bytes) &&
+        now_ns() >= registrar.pause_end_ns) {
+        if (!registrar.started)
+            start_threads();
+        for (; i < count && registrar.thread_count; i++)
+            want(chunks, chunk + (long)i * step, gpu, how);
+        pthread_cond_broadcast(&registrar.work);
+    }
+    pthread_mutex_unlock(&registrar.lock);
+}
+
+void tp_registrar_stop(void) {
+    pthread_mutex_lock(&registrar.lock);
+    unsigned count = registrar.thread_count;
+    registrar.stop = true;
+    pthread_cond_broadcast(&registrar.work);
+    pthread_mutex_unlock(&registrar.lock);
+    for (unsigned i = 0; i < count; i++)
+        pthread_join(registrar.threads[i], NULL);
+    pthread_mutex_lock(&registrar.lock);
+    registrar.thread_count = 0;
+    registrar.started = false;
+    registrar.stop = false;
+    pthread_mutex_unlock(&registrar.lock);
+}
+
+/* ---- the end of a segment ---- */
+
+/* With the lock held: what is wanted of this segment is not any more. */
+static void forget_wanted(const struct tp_chunks *chunks) {
+    struct tp_chunk **link = &registrar.first;
+    registrar.last = NULL;
+    while (*link) {
+        struct tp_chunk *chunk = *link;
+        if (tp_chunk_owner(chunk) == chunks) {
+            *link = chunk->next;
+        } else {
+            registrar.last = chunk;
+            link = &chunk->next;
+        }
+    }
+}
+
+/* With the lock held, which is let go meanwhile. False: a thread is at it. */
+static bool let_go(struct tp_chunks *chunks, struct tp_chunk *chunk) {
+    enum tp_chunk_state state = tp_chunk_state(chunk);
+    uint64_t bytes;
+    if (state == TP_CHUNK_PLAIN)
+        return true;
+    if (state != TP_CHUNK_REGISTERED || !tp_order_begin_end(chunk))
+        return false;
+    tp_order_remove(chunk);
+    tp_registrar_used(chunk); /* or never */
+    if (driver_unregister(chunk))
+        return true;
+    /* It is the driver's for good, and no part of what can make way. */
+    chunks->stuck = true;
+    (void)tp_chunk_range(chunk, &bytes);
+    tp_order_remove(chunk);
+    set_state(chunk, TP_CHUNK_REGISTERED, TP_CHUNK_PLAIN);
+    registrar.bytes -= bytes;
+    tp_count(TP_REGISTERED_BYTES, -bytes);
+    return true;
+}
+
+bool tp_chunks_drop(struct tp_chunks *chunks, bool *ret_stuck) {
+    uint64_t end = now_ns() + SLICE_NS;
+    pthread_mutex_lock(&registrar.lock);
+    chunks->dropped = true;
+    forget_wanted(chunks);
+    while (chunks->let_go < chunks->count && let_go(chunks, &chunks->chunk[chunks->let_go])) {
+        chunks->let_go++;
+        if (chunks->let_go % CHUNKS_A_LOOK == 0 && now_ns() > end)
+            break;
+    }
+    bool done = chunks->let_go == chunks->count && chunks->busy == 0;
+    pthread_mutex_unlock(&registrar.lock);
+    if (!done)
+        return false;
+    *ret_stuck = chunks->stuck;
+    free(chunks);
+    return true;
+}
