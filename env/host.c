@@ -81,6 +81,10 @@ static void describe_failure(const char *path, int error, char *ret_error, size_
     else if (error == ENOTDIR)
         tp_text_format(ret_error, error_bytes, SHOWN_PATH " is not a directory; name a directory",
                        SHOW_PATH(path));
+    else if (error == EMFILE || error == ENFILE)
+        tp_text_format(ret_error, error_bytes,
+                       "directory " SHOWN_PATH " cannot be opened: %s; raise ulimit -n%s",
+                       SHOW_PATH(path), text, error == ENFILE ? " and fs.file-max" : "");
     else if (stat(path, &status) == 0)
         tp_text_format(
             ret_error, error_bytes,

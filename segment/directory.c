@@ -114,14 +114,19 @@ static void close_listed(int fd) {
     close(fd);
 }
 
-static void say_failed(const char *what, const char *path, int error) {
+/* An engine's entry is there for `tidepool status` alone. */
+static void say_failed(char role, const char *what, const char *path, int error) {
+    enum tp_log_level level = role == 's' ? TP_LOG_ERROR : TP_LOG_WARN;
+    const char *then = role == 's' ? "" : "; transfers work, but tidepool status does not show us";
     if (error == -EOPNOTSUPP || error == -EPERM || error == -EINVAL || error == -ENOSYS)
-        tp_log(TP_LOG_ERROR,
+        tp_log(level,
                "the file system of %s takes no %s (%s): set TIDEPOOL_SOCKET_DIR to a directory on "
-               "another one, for stores and engines alike",
-               path, what, strerror(-error));
+               "another one, for stores and engines alike%s",
+               path, what, strerror(-error), then);
+    else if (error == -ENOENT && access("/proc/self/fd", X_OK) != 0)
+        tp_log(level, "cannot make a %s in %s: /proc is not mounted%s", what, path, then);
     else
-        tp_log(TP_LOG_ERROR, "cannot make a %s in %s: %s", what, path, strerror(-error));
+        tp_log(level, "cannot make a %s in %s: %s%s", what, path, strerror(-error), then);
 }
 
 int tp_entry_make(char role, const uint8_t id[static 16], int dir_fd, const char *path, bool others,
@@ -137,14 +142,14 @@ int tp_entry_make(char role, const uint8_t id[static 16], int dir_fd, const char
 
     int result = make_lock(dir_fd, names.lock_name);
     if (result < 0) {
-        say_failed("lock file", path, result);
+        say_failed(role, "lock file", path, result);
         close(dir_fd);
         return result;
     }
     entry.lock_fd = result;
     result = make_socket(dir_fd, &names, others);
     if (result < 0) {
-        say_failed("socket", path, result);
+        say_failed(role, "socket", path, result);
         (void)unlinkat(dir_fd, names.lock_name, 0);
         close_listed(entry.lock_fd);
         close(dir_fd);

@@ -117,8 +117,32 @@ static void end_session(struct loop *loop, unsigned index, int reason) {
     tp_session_end(&loop->sessions[index], reason); /* closing takes the fd out of epoll */
 }
 
-/* A slot for a new connection; the oldest silent one gives way. */
-static unsigned free_slot(struct loop *loop) {
+static void watch_session(struct loop *loop, unsigned index, int operation, bool input) {
+    struct epoll_event event = {.events = EPOLLRDHUP | (input ? EPOLLIN : 0u),
+                                .data.u32 = TAG_SESSION + index};
+    loop->watched[index] = input;
+    if (epoll_ctl(server.epoll_fd, operation, loop->sessions[index].fd, &event) < 0)
+        end_session(loop, index, -errno);
+}
+
+static void run_session(struct loop *loop, unsigned index, uint32_t events, uint64_t now) {
+    struct tp_session *session = &loop->sessions[index];
+    if (session->state == TP_SESSION_FREE)
+        return; /* ended earlier in this round */
+    int result = 0;
+    if (session->waiting && (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0)
+        result = -ENODATA; /* nobody will read the answer */
+    else if (!session->waiting)
+        result = tp_session_read(session, &loop->facts,
+                                 count_state(loop, TP_SESSION_ATTACHED) >= MAX_ATTACHED, now);
+    if (result < 0)
+        end_session(loop, index, result);
+    else if (session->waiting == loop->watched[index])
+        watch_session(loop, index, EPOLL_CTL_MOD, !session->waiting);
+}
+
+/* A free slot, or else SESSIONS, and the oldest of as many silent sessions as there may be. */
+static unsigned look_for_slot(const struct loop *loop, unsigned *ret_oldest) {
     unsigned silent = 0;
     unsigned oldest = SESSIONS;
     unsigned slot = SESSIONS;
@@ -132,22 +156,28 @@ static unsigned free_slot(struct loop *loop) {
                 oldest = i;
         }
     }
-    if (silent < MAX_GREETING && slot < SESSIONS)
-        return slot;
-    end_session(loop, oldest, -ETIME);
-    return oldest;
+    *ret_oldest = oldest;
+    return silent < MAX_GREETING ? slot : SESSIONS;
 }
 
-static void watch_session(struct loop *loop, unsigned index, int operation, bool input) {
-    struct epoll_event event = {.events = EPOLLRDHUP | (input ? EPOLLIN : 0u),
-                                .data.u32 = TAG_SESSION + index};
-    loop->watched[index] = input;
-    if (epoll_ctl(server.epoll_fd, operation, loop->sessions[index].fd, &event) < 0)
-        end_session(loop, index, -errno);
+/*
+ * A slot for a new connection; the oldest silent one gives way. It is heard first: when many
+ * engines start at once, their greetings have come and nobody has read them.
+ */
+static unsigned free_slot(struct loop *loop, uint64_t now) {
+    unsigned oldest;
+    unsigned slot = look_for_slot(loop, &oldest);
+    while (slot == SESSIONS) {
+        run_session(loop, oldest, 0, now);
+        if (loop->sessions[oldest].state == TP_SESSION_GREETING)
+            end_session(loop, oldest, -ETIME);
+        slot = look_for_slot(loop, &oldest);
+    }
+    return slot;
 }
 
 static void accept_one(struct loop *loop, int fd, uint64_t now) {
-    unsigned index = free_slot(loop);
+    unsigned index = free_slot(loop, now);
     tp_session_begin(&loop->sessions[index], fd, &loop->facts, now);
     watch_session(loop, index, EPOLL_CTL_ADD, true);
 }
@@ -183,22 +213,6 @@ static void accept_some(struct loop *loop, unsigned which, uint64_t now) {
             return;
         }
     }
-}
-
-static void run_session(struct loop *loop, unsigned index, uint32_t events, uint64_t now) {
-    struct tp_session *session = &loop->sessions[index];
-    if (session->state == TP_SESSION_FREE)
-        return; /* ended earlier in this round */
-    int result = 0;
-    if (session->waiting && (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0)
-        result = -ENODATA; /* nobody will read the answer */
-    else if (!session->waiting)
-        result = tp_session_read(session, &loop->facts,
-                                 count_state(loop, TP_SESSION_ATTACHED) >= MAX_ATTACHED, now);
-    if (result < 0)
-        end_session(loop, index, result);
-    else if (session->waiting == loop->watched[index])
-        watch_session(loop, index, EPOLL_CTL_MOD, !session->waiting);
 }
 
 static void run_events(struct loop *loop, const struct epoll_event *events, int count) {

@@ -134,7 +134,7 @@ static int check_message(const struct tp_msg *message, size_t got, bool cut, uns
 
 /* Collect the fds of a packet; those that do not fit are closed and make it an error. */
 static int collect_fds(struct msghdr *packet, int fds[static TP_WIRE_MAX_FDS], unsigned *count) {
-    int result = (packet->msg_flags & MSG_CTRUNC) != 0 ? -EPROTO : 0;
+    int result = 0;
     for (struct cmsghdr *header = CMSG_FIRSTHDR(packet); header != NULL;
          header = CMSG_NXTHDR(packet, header)) {
         if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
@@ -151,6 +151,10 @@ static int collect_fds(struct msghdr *packet, int fds[static TP_WIRE_MAX_FDS], u
             }
         }
     }
+    /* Cut off with room left: this process could not take more fds (scm_detach_fds in
+     * net/core/scm.c stops at the first that it cannot install), and the sender is not to blame. */
+    if (result == 0 && (packet->msg_flags & MSG_CTRUNC) != 0)
+        result = *count < TP_WIRE_MAX_FDS ? -EMFILE : -EPROTO;
     return result;
 }
 

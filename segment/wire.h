@@ -150,7 +150,8 @@ int tp_wire_send(int socket_fd, struct tp_msg *message, const int *fds, unsigned
  * Receive one message: MSG_CMSG_CLOEXEC, never blocking. Returns 0 with *ret_message checked (size,
  * magic, version, known type, NUL-terminated strings) and up to `max_fds` fds in ret_fds, which the
  * caller then owns. Excess fds are closed and make it -EPROTO; so does truncation.
- * -EPROTONOSUPPORT: another version. -ENODATA: end of file. -EAGAIN: nothing there.
+ * -EPROTONOSUPPORT: another version. -ENODATA: end of file. -EAGAIN: nothing there. -EMFILE: the
+ * message's fds did not fit into this process; the message is lost.
  */
 int tp_wire_receive(int socket_fd, struct tp_msg *ret_message, int *ret_fds, unsigned max_fds,
                     unsigned *ret_fd_count);

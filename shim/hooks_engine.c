@@ -5,6 +5,7 @@
  */
 #include "env/env.h"
 #include "segment/segment.h"
+#include "shim/endpoints.h"
 #include "shim/hooks.h"
 #include "shim/modules.h"
 #include "shim/overlays.h"
@@ -63,6 +64,7 @@ static void *unpair(const void *transport) {
 static void ended(void *engine) {
     tp_engine_forget(engine);
     tp_overlays_end(engine);
+    tp_endpoints_forget(engine);
 }
 
 void tp_hook_mt_construct(void *self, void *metadata, void *local_name) {
@@ -178,7 +180,10 @@ static void publish_name(const struct tp_module *module, void *self,
         name[local_name->bytes] = '\0';
     }
     if (name[0]) {
-        tp_shim_set_name(name, store);
+        tp_shim_set_name(name, false);
+    }
+    if (name[0] && store) {
+        tp_endpoints_learn(self, name);
     } else if (store) {
         tp_log(TP_LOG_WARN, "the name by which peers open this store could not be learned: engines "
                             "will use Mooncake's transport");

@@ -6,6 +6,7 @@
 #include "env/env.h"
 #include "env/stats.h"
 #include "segment/segment.h"
+#include "shim/endpoints.h"
 #include "shim/hooks.h"
 #include "shim/hooks_libc.h"
 #include "shim/modules.h"
@@ -86,6 +87,7 @@ void tp_overlays_publish(const void *engine, void *address, const struct tp_conf
         return; /* part of an overlay, or a failure that has its own line: served by Mooncake's
                    transport */
     }
+    tp_endpoints_serve(engine);
     pthread_mutex_lock(&owners_lock);
     struct owner *free_slot = NULL;
     for (size_t i = 0; i < OWNERS; i++) {

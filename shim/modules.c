@@ -77,6 +77,16 @@ static void *symbol_of(void *handle, const char *name) {
     return tp_symbol_foreign(symbol) ? symbol : NULL;
 }
 
+/*
+ * The allocation function that the module's own calls reach: one that the program or a preload
+ * (tcmalloc, a sanitizer) defines comes before libstdc++'s, which is all that a search from the
+ * module's handle would find. Memory passes between the two sides.
+ */
+static void *allocation_symbol(void *handle, const char *name) {
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    return tp_symbol_foreign(symbol) ? symbol : symbol_of(handle, name);
+}
+
 static bool set_in_environment(const char *name) {
     const char *value = getenv(name);
     return value && *value;
@@ -110,10 +120,10 @@ static void look_at(struct tp_module *module) {
         "_ZN8mooncake6Client12MountSegmentEPKvmRKNSt7__cxx1112basic_stringIcSt11char_"
         "traitsIcESaIcEEESA_",
     };
-    void *symbol = symbol_of(module->handle, "_Znwm");
+    void *symbol = allocation_symbol(module->handle, "_Znwm");
 
     memcpy(&module->operator_new, &symbol, sizeof(symbol));
-    symbol = symbol_of(module->handle, "_ZdlPv");
+    symbol = allocation_symbol(module->handle, "_ZdlPv");
     memcpy(&module->operator_delete, &symbol, sizeof(symbol));
     for (size_t i = 0; i < sizeof(store_marks) / sizeof(*store_marks); i++) {
         module->store |= symbol_of(module->handle, store_marks[i]) != NULL;

@@ -151,6 +151,7 @@ int tool_doctor(int argc, char **argv) {
     }
     (void)tp_config_parse(tool_getenv, NULL, config);
     doctor_host(config, &findings);
+    doctor_gpu(config, &findings);
     doctor_settings(config, &findings);
     if (python) {
         doctor_mooncake(python, python_chosen, &findings);

@@ -34,6 +34,9 @@ void finding_add(struct findings *findings, enum finding_level level, const char
 /* The machine: CPU, kernel, memory, limits, identity. `config` says what is needed of it. */
 void doctor_host(const struct tp_config *config, struct findings *findings);
 
+/* The CUDA driver and its GPUs; makes no context. */
+void doctor_gpu(const struct tp_config *config, struct findings *findings);
+
 /* What this environment tells the library: settings, directories, LD_PRELOAD. */
 void doctor_settings(const struct tp_config *config, struct findings *findings);
 

@@ -245,7 +245,7 @@ static void link_ended(unsigned index, enum tp_link_end end, uint64_t now) {
         struct store *store = &finder.stores[i];
         if (store->state != STORE_LINKED || store->link != index)
             continue;
-        if (link->state == TP_LINK_OPEN)
+        if (link->state == TP_LINK_OPEN && end != TP_LINK_SILENT)
             store->failures = 0;
         store_failed(store, end, now);
     }
@@ -471,8 +471,9 @@ int tp_peer_start(const struct tp_config *config) {
     if (!error)
         error = tp_thread_start("tidepool-peer", run, NULL, &finder.thread);
     if (error) {
+        bool no_proc = error == -ENOENT && access("/proc/self", F_OK) != 0;
         tp_log(TP_LOG_ERROR, "cannot look for stores in %s: %s; transfers go through Mooncake",
-               config->engine.socket_dir, strerror(-error));
+               config->engine.socket_dir, no_proc ? "/proc is not mounted" : strerror(-error));
         close_fds();
         return error;
     }

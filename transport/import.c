@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "env/env.h"
@@ -22,6 +21,7 @@
 #include "transport/importer.h"
 #include "transport/registrar.h"
 #include "transport/slot.h"
+#include "transport/steady.h"
 #include "transport/vmm.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -184,27 +184,9 @@ void tp_import_next(struct tp_peer *peer, struct tp_peer_segment *segment, bool 
 
 /* ---- pieces ---- */
 
-/* Is `fd` memory of this size that cannot be taken away under us? */
-static int piece_check(int fd, uint64_t bytes) {
-    struct stat status;
-    if (fstat(fd, &status) != 0)
-        return -errno;
-    if (!S_ISREG(status.st_mode) || status.st_size < 0 || (uint64_t)status.st_size != bytes)
-        return -EPROTO;
-    /*
-     * Files of tmpfs and hugetlbfs, also unlinked ones, read as F_SEAL_SEAL alone and cannot be
-     * sealed. A memfd that could have been sealed against shrinking and was not could be cut off
-     * during a copy.
-     */
-    int seals = fcntl(fd, F_GET_SEALS);
-    if (seals >= 0 && !(seals & (F_SEAL_SHRINK | F_SEAL_SEAL)))
-        return -EPROTO;
-    return 0;
-}
-
 static int map_file(const struct tp_peer_segment *segment, char *at, uint64_t bytes, int fd) {
     const struct tp_msg_segment *message = &segment->message;
-    int error = piece_check(fd, bytes);
+    int error = tp_steady_check(fd, bytes);
     if (error)
         return error;
     if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)

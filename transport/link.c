@@ -62,11 +62,16 @@ static struct tp_peer_segment *first_segment(const struct tp_link *link) {
     return NULL;
 }
 
+static void stats_rename(const struct tp_link *link) {
+    struct tp_stats_peer *stats = link_stats(link);
+    snprintf(stats->name, sizeof(stats->name), "%.127s", link->name->text);
+}
+
 static void stats_attach(const struct tp_link *link) {
     struct tp_stats_peer *stats = link_stats(link);
     atomic_store(&stats->state, TP_SLOT_EMPTY);
     memcpy(stats->instance, link->instance, sizeof(stats->instance));
-    snprintf(stats->name, sizeof(stats->name), "%.127s", link->name->text);
+    stats_rename(link);
     snprintf(stats->path, sizeof(stats->path), "shared memory");
     atomic_store(&stats->read_bytes, 0);
     atomic_store(&stats->write_bytes, 0);
@@ -214,6 +219,8 @@ static enum tp_link_end named(struct tp_link *link, const char *text,
     if (first) {
         stats_attach(link);
         tp_count(TP_PEERS_ATTACHED, 1);
+    } else {
+        stats_rename(link);
     }
     tp_peer_publish(link->peer, name,
                     memcmp(link->instance, self->instance, sizeof(link->instance)) == 0);
@@ -359,6 +366,14 @@ enum tp_link_end tp_link_read(struct tp_link *link, const struct tp_link_self *s
                 "a store in the socket directory runs another version of Tidepool: use one version "
                 "on the whole host");
             return TP_LINK_REFUSED;
+        }
+        if (error == -EMFILE) {
+            static atomic_flag said = ATOMIC_FLAG_INIT;
+            tp_log_once(&said, TP_LOG_WARN,
+                        "out of file descriptors (ulimit -n): the memory of store %s cannot be "
+                        "mapped; its transfers are left to Mooncake until it can",
+                        link->name ? link->name->text : "");
+            return TP_LINK_SILENT;
         }
         if (error)
             return TP_LINK_EOF;

@@ -278,7 +278,7 @@ Test(cumem_import, one_piece_that_fails_leaves_the_others, .timeout = 30) {
 
 /* ---- how long it takes: 32 pieces whose access takes 25 ms each, as 64 GiB do ---- */
 
-#define PIECES 32
+#define PIECES UINT64_C(32)
 #define SLOW "cuMemSetAccess=25000"
 
 static void start_slow(bool initialised) {
@@ -329,13 +329,13 @@ Test(cumem_import, pieces_come_in_the_order_of_first_use, .timeout = 30) {
     wait_for_peer();
     struct rig_request requests[5];
     for (unsigned i = 0; i < 5; i++)
-        requests[i] = rig_make(TP_OP_READ, &byte, 1, store.base + order[i] * 2 * MIB, 1);
+        requests[i] = rig_make(TP_OP_READ, &byte, 1, store.base + (uint64_t)order[i] * 2 * MIB, 1);
     struct tp_submit submit;
     cr_assert_eq(rig_begin(engine, 78, 5, requests, 5, &submit), TP_PLAN_NONE);
     uint64_t last = 0;
     for (unsigned i = 0; i < 5; i++) {
         void *address = NULL;
-        while (tp_peer_route(the_peer(), store.base + order[i] * 2 * MIB, 1, &address) !=
+        while (tp_peer_route(the_peer(), store.base + (uint64_t)order[i] * 2 * MIB, 1, &address) !=
                TP_ROUTE_OK)
             usleep(500);
         cr_assert_leq(mapped_pieces(), i + 2, "%u of the order", i);

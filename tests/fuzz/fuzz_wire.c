@@ -27,6 +27,7 @@
 #include "segment/segment.h"
 #include "segment/session.h"
 #include "segment/wire.h"
+#include "tests/unit/scratch.h"
 
 #define FLAG_WELL_FORMED 1
 #define FLAG_OUR_HOST 2
@@ -75,7 +76,7 @@ static void start(void) {
     config.store.kind = TP_SEGMENT_MEMFD;
     config.store.piece_bytes = SEGMENT_BYTES / 16;
     snprintf(config.store.socket_dir, sizeof config.store.socket_dir, "/tmp/tidepool-fuzz-XXXXXX");
-    require(mkdtemp(config.store.socket_dir) != NULL, "a directory");
+    require(scratch_directory(config.store.socket_dir), "a directory");
     char *range = aligned_alloc(16 << 20, 16 << 20);
     require(range != NULL && tp_segment_overlay(range, SEGMENT_BYTES, false, &config) == 0 &&
                 tp_segment_publish(range, &config) == 0,

@@ -1,4 +1,4 @@
-"""Beside other preloaded allocators, in either order."""
+"""Beside other preloaded allocators, in either order, and under a sanitizer that checks who frees what."""
 
 import glob
 
@@ -43,3 +43,23 @@ def test_put_get_and_close(cluster, allocator, first):
         engine.call(actions.remove_all)
     assert (engine.call(actions.close), store.call(actions.close)) == (0, 0)
     assert (engine.finish(), store.finish()) == (0, 0)
+
+
+def test_memory_is_freed_by_the_allocator_that_made_it(cluster):
+    """AddressSanitizer ends the process when memory of one operator new goes to another's delete, or is used after."""
+    sanitizer = find("libasan.so.8", "libasan.so.6")
+    if sanitizer is None or cluster.stock:
+        pytest.skip("no AddressSanitizer, or nothing of ours to check")
+    # What python and Mooncake do not free at exit is theirs.
+    extra = {"LD_PRELOAD": f"{sanitizer}:{LIBRARY}", "ASAN_OPTIONS": "detect_leaks=0"}
+    store = cluster.store(segment_bytes=64 * MIB, environment=cluster.store_environment(**extra))
+    engine = cluster.engine(environment=cluster.engine_environment(**extra), local_bytes=32 * MIB)
+    cluster.warm(engine)
+    sizes = [1, 65537, 3 * MIB]
+    for way in ("batch_put_from", "put_parts"):
+        keys = [f"{way}-{size}" for size in sizes]
+        assert engine.call(actions.write_keys, keys=keys, sizes=sizes, seed=1, way=way) == [0, 0, 0]
+        assert engine.call(actions.read_keys, keys=keys, sizes=sizes, seed=1) == {"results": sizes, "wrong": []}
+    # Ranges: the vector that grows in the module's own memory.
+    assert engine.call(actions.read_keys, keys=keys, sizes=sizes, seed=1, way="get_into_ranges")["wrong"] == []
+    assert "AddressSanitizer" not in engine.log + store.log

@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "scratch.h"
 #include "segment/wire.h"
 
 #define CHECK(condition)                                                                           \
@@ -40,12 +41,36 @@ struct tp_config *fake_config(void) {
     config->engine.copy_threads = 1;
     config->boot_id_only = true;
     snprintf(config->engine.socket_dir, sizeof(config->engine.socket_dir), "/tmp/tp-peer-XXXXXX");
-    CHECK(mkdtemp(config->engine.socket_dir));
+    CHECK(scratch_directory(config->engine.socket_dir));
     return config;
 }
 
 static void say(int fd, struct tp_msg *message, const int *fds, unsigned count) {
     (void)tp_wire_send(fd, message, fds, count);
+}
+
+/* What a store says that was set up many times in its process: a name each time, the last counts.
+ */
+static void say_names(const struct fake *fake, int client, unsigned count) {
+    for (unsigned i = 1; i <= count; i++) {
+        struct tp_msg message = {.type = TP_MSG_NAME};
+        char *name = message.body.name.name;
+        int used = snprintf(name, 128, "%s", fake->options.name);
+        if (i < count)
+            snprintf(name + used, 16, "-%u", i);
+        say(client, &message, NULL, 0);
+    }
+}
+
+/* true: this client was turned away. */
+static bool turned_away(const struct fake *fake, int client) {
+    static unsigned refused;
+    if (fake->options.manner != FAKE_FULL || refused == 2)
+        return false;
+    struct tp_msg message = {.type = TP_MSG_REFUSED, .body.refused.reason = TP_REFUSED_FULL};
+    refused++;
+    say(client, &message, NULL, 0);
+    return true;
 }
 
 static void greet(const struct fake *fake, int client) {
@@ -58,9 +83,10 @@ static void greet(const struct fake *fake, int client) {
     if (fake->options.manner == FAKE_OTHER_HOST)
         message.body.welcome.identity[0] ^= 1;
     say(client, &message, NULL, 0);
-    message = (struct tp_msg){.type = TP_MSG_NAME};
-    snprintf(message.body.name.name, sizeof(message.body.name.name), "%s", fake->options.name);
-    say(client, &message, NULL, 0);
+    if (fake->options.manner == FAKE_RENAMES || fake->options.manner == FAKE_NAME_FLOOD)
+        say_names(fake, client, fake->options.manner == FAKE_RENAMES ? 64 : 66);
+    else
+        say_names(fake, client, 1);
     message = (struct tp_msg){.type = TP_MSG_SEGMENT, .body.segment = fake->segment};
     if (fake->options.manner == FAKE_BAD_SEGMENT)
         message.body.segment.bytes = UINT64_MAX;
@@ -83,7 +109,7 @@ static void answer(const struct fake *fake, int client, const struct tp_msg *mes
         } else if (manner == FAKE_EARLY) {
             struct tp_msg early = {.type = TP_MSG_SEGMENT, .body.segment = fake->segment};
             say(client, &early, NULL, 0);
-        } else if (manner != FAKE_SILENT) {
+        } else if (manner != FAKE_SILENT && !turned_away(fake, client)) {
             greet(fake, client);
         }
         return;
@@ -94,6 +120,10 @@ static void answer(const struct fake *fake, int client, const struct tp_msg *mes
     struct tp_msg pieces = {.type = TP_MSG_PIECES, .body.pieces = want};
     CHECK(want.first + want.count <= fake->segment.piece_count);
     say(client, &pieces, fake->fds + want.first, want.count);
+    if (manner == FAKE_RENAMES) {
+        usleep(3200000);
+        say_names(fake, client, 3);
+    }
     if (manner == FAKE_GONE) {
         usleep((fake->options.gone_ms ? fake->options.gone_ms : 200) * 1000);
         struct tp_msg gone = {.type = TP_MSG_GONE, .body.gone = {fake->segment.segment_id}};
@@ -127,15 +157,38 @@ static void serve(const struct fake *fake) {
     }
 }
 
+/* A file without a name. /tmp may be a tmpfs, the program's own folder hardly is. */
+static int make_file(const char *directory) {
+    int fd = open(directory, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    return fd;
+}
+
+static int make_piece(enum fake_manner manner) {
+    if (manner == FAKE_DISK_FILE)
+        return make_file(".");
+    if (manner == FAKE_TMPFS_FILE)
+        return make_file("/dev/shm");
+    int fd =
+        memfd_create("fake", MFD_CLOEXEC | (manner == FAKE_UNSEALABLE ? 0 : MFD_ALLOW_SEALING));
+    CHECK(fd >= 0);
+    return fd;
+}
+
+static bool seals(enum fake_manner manner) {
+    return manner != FAKE_UNSEALED && manner != FAKE_UNSEALABLE && manner != FAKE_DISK_FILE &&
+           manner != FAKE_TMPFS_FILE;
+}
+
 static void make_memory(struct fake *fake, struct fake_store *store) {
     store->memory = mmap(NULL, store->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(store->memory != MAP_FAILED);
     for (uint32_t i = 0; i < store->pieces; i++) {
         uint64_t bytes = tp_wire_piece_bytes(&fake->segment, i);
         uint64_t real = fake->options.manner == FAKE_SMALL_PIECE ? bytes - 4096 : bytes;
-        fake->fds[i] = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        CHECK(fake->fds[i] >= 0 && ftruncate(fake->fds[i], (off_t)real) == 0);
-        if (fake->options.manner != FAKE_UNSEALED)
+        fake->fds[i] = make_piece(fake->options.manner);
+        CHECK(ftruncate(fake->fds[i], (off_t)real) == 0);
+        if (seals(fake->options.manner))
             CHECK(fcntl(fake->fds[i], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
         CHECK(mmap(store->memory + i * store->piece_bytes, real, PROT_READ | PROT_WRITE,
                    MAP_SHARED | MAP_FIXED, fake->fds[i], 0) != MAP_FAILED);

@@ -23,10 +23,16 @@ enum fake_manner {
     FAKE_NO_PIECES,      /* publishes, never answers WANT */
     FAKE_SMALL_PIECE,    /* a memfd shorter than promised */
     FAKE_UNSEALED,       /* a memfd that can be cut off */
+    FAKE_UNSEALABLE,     /* a memfd that could never be sealed */
+    FAKE_DISK_FILE,      /* a file that is no memory */
+    FAKE_TMPFS_FILE,     /* what a store on tmpfs sends */
     FAKE_UNASKED,        /* PIECES that nobody wanted */
     FAKE_BAD_SEGMENT,    /* numbers that cannot be */
     FAKE_NOISE,          /* random bytes */
     FAKE_EARLY,          /* SEGMENT before WELCOME */
+    FAKE_FULL,           /* refuses the first two as it is full, then is good */
+    FAKE_RENAMES,        /* as many names as are free, then later one for each second */
+    FAKE_NAME_FLOOD,     /* more names than anybody needs */
     FAKE_GONE,           /* withdraws its segment some time after the pieces went */
 };
 

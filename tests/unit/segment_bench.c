@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "env/stats.h"
+#include "scratch.h"
 
 struct tp_config *bench_config(uint64_t piece_bytes) {
     struct tp_config *config = calloc(1, sizeof *config);
@@ -29,7 +30,7 @@ struct tp_config *bench_config(uint64_t piece_bytes) {
     config->boot_id_only = true;
     snprintf(config->store.socket_dir, sizeof config->store.socket_dir,
              "/tmp/tidepool-test-XXXXXX");
-    cr_assert_not_null(mkdtemp(config->store.socket_dir));
+    cr_assert(scratch_directory(config->store.socket_dir));
     memcpy(config->engine.socket_dir, config->store.socket_dir, sizeof config->engine.socket_dir);
     return config;
 }

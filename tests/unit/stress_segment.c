@@ -18,6 +18,7 @@
 #include <fcntl.h>
 
 #include "env/env.h"
+#include "scratch.h"
 #include "segment/segment.h"
 #include "segment/wire.h"
 
@@ -133,7 +134,7 @@ int main(void) {
     config.boot_id_only = true;
     snprintf(config.store.socket_dir, sizeof config.store.socket_dir,
              "/tmp/tidepool-stress-XXXXXX");
-    require(mkdtemp(config.store.socket_dir) != NULL, "a directory");
+    require(scratch_directory(config.store.socket_dir), "a directory");
     require(pthread_create(&looker, NULL, look_up, NULL) == 0, "a thread");
     for (unsigned i = 0; i < 2; i++)
         require(pthread_create(&owners[i], NULL, own_segments, NULL) == 0 &&

@@ -13,6 +13,7 @@
 
 #include "env/env.h"
 #include "env/values.h"
+#include "scratch.h"
 
 #define CONF(body) "MC_TENT_CONF={\"transports\": {\"shm\": {\"enable\": true" body "}}}"
 #define STORE "MC_STORE_SHM_SEGMENT_DIR=memfd", "TIDEPOOL_SOCKET_DIR=/run/t"
@@ -405,7 +406,7 @@ static void remove_scratch(const char *name) {
 }
 
 Test(config, files_that_are_no_files) {
-    cr_assert(mkdtemp(scratch));
+    cr_assert(scratch_directory(scratch));
     parse_file(scratch);
     cr_assert(strstr(config.engine.error, "Is a directory"), "%s", config.engine.error);
     parse_file(in_scratch("missing"));
@@ -421,7 +422,7 @@ Test(config, files_that_are_no_files) {
 Test(config, files_of_a_mebibyte_pass_and_larger_ones_do_not) {
     static char text[(1 << 20) + 1];
     const char json[] = "{\"transports\": {\"shm\": {\"enable\": true, \"socket_dir\": \"/a\"}}}";
-    cr_assert(mkdtemp(scratch));
+    cr_assert(scratch_directory(scratch));
     memset(text, ' ', sizeof text);
     memcpy(text, json, sizeof json - 1);
     for (size_t bytes = sizeof text - 1; bytes <= sizeof text; bytes++) {

@@ -13,6 +13,7 @@
 
 #include "env/env.h"
 #include "env/host_files.h"
+#include "scratch.h"
 
 #define GIB (UINT64_C(1) << 30)
 
@@ -20,7 +21,7 @@ static char root[64];
 
 static void make_root(void) {
     strcpy(root, "/tmp/tidepool-host-XXXXXX");
-    cr_assert(mkdtemp(root));
+    cr_assert(scratch_directory(root));
 }
 
 static void drop_root(void) {

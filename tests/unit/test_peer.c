@@ -3,8 +3,11 @@
  */
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -75,18 +78,98 @@ Test(peer, a_store_that_was_there_first_is_found, .timeout = 30) {
 
 Test(peer, hostile_stores_are_left_alone, .timeout = 60) {
     static const enum fake_manner manners[] = {
-        FAKE_OTHER_HOST,  FAKE_OTHER_INSTANCE, FAKE_SMALL_PIECE, FAKE_UNSEALED, FAKE_UNASKED,
-        FAKE_BAD_SEGMENT, FAKE_NOISE,          FAKE_EARLY,       FAKE_NO_PIECES};
+        FAKE_OTHER_HOST, FAKE_OTHER_INSTANCE, FAKE_SMALL_PIECE, FAKE_UNSEALED,
+        FAKE_UNSEALABLE, FAKE_DISK_FILE,      FAKE_UNASKED,     FAKE_BAD_SEGMENT,
+        FAKE_NOISE,      FAKE_EARLY,          FAKE_NO_PIECES};
     start();
     cr_assert(attaches(FAKE_GOOD, 5000)); /* the directory is open now */
     unsigned fds = open_fds();
     for (unsigned i = 0; i < sizeof(manners) / sizeof(manners[0]); i++)
         cr_expect(!attaches(manners[i], 300), "manner %d", manners[i]);
-    cr_expect_geq(rig_counter(TP_PEERS_REFUSED), 8);
+    cr_expect_geq(rig_counter(TP_PEERS_REFUSED), 10);
     cr_assert(attaches(FAKE_GOOD, 5000), "a good store after them is attached");
     for (uint64_t end = rig_ms() + 5000; open_fds() != fds && rig_ms() < end;)
         usleep(10000);
     cr_expect_eq(open_fds(), fds, "%u fds, %u before", open_fds(), fds);
+}
+
+Test(peer, files_of_tmpfs_are_taken_though_nobody_can_seal_them, .timeout = 30) {
+    start();
+    cr_assert(attaches(FAKE_TMPFS_FILE, 5000));
+}
+
+/* As a process that closes and sets up its store over and over: 66 times here, the last three
+ * later. */
+Test(peer, a_store_that_is_set_up_again_keeps_its_engines, .timeout = 30) {
+    struct fake_store store;
+    start();
+    fake_start(&store, config,
+               &(struct fake_options){.name = "127.0.0.1:1", .manner = FAKE_RENAMES});
+    tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+    cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000), "64 names at once are not too many");
+    usleep(4000000);
+    cr_assert(rig_wait(engine, 1, FAKE_BASE, 1000), "one a second is not too many");
+    cr_assert_eq(rig_counter(TP_PEERS_ATTACHED), 1);
+    cr_assert_eq(rig_counter(TP_PEERS_LOST), 0);
+    fake_end(&store);
+}
+
+Test(peer, a_store_that_floods_with_names_is_left_alone, .timeout = 30) {
+    start();
+    cr_assert_not(attaches(FAKE_NAME_FLOOD, 1000));
+    cr_assert_eq(rig_counter(TP_PEERS_REFUSED), 1);
+}
+
+/* The lines that this process says from here on. */
+static int take_stderr(void) {
+    int fd = memfd_create("stderr", MFD_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    cr_assert_geq(dup2(fd, STDERR_FILENO), 0);
+    return fd;
+}
+
+static unsigned said(int fd, const char *words) {
+    char text[16384];
+    unsigned count = 0;
+    ssize_t length = pread(fd, text, sizeof(text) - 1, 0);
+    cr_assert_geq(length, 0);
+    text[length] = 0;
+    for (const char *at = text; (at = strstr(at, words)); at++)
+        count++;
+    return count;
+}
+
+Test(peer, a_full_store_is_said_once_and_tried_again, .timeout = 30) {
+    int lines = take_stderr();
+    start();
+    cr_assert(attaches(FAKE_FULL, 5000), "a place became free");
+    cr_assert_eq(rig_counter(TP_PEERS_REFUSED), 2);
+    cr_assert_eq(said(lines, "as many engines as it takes"), 1);
+}
+
+/* An engine that has many files open: the store is not to blame, and not given up. */
+Test(peer, a_store_is_not_given_up_when_this_process_is_out_of_fds, .timeout = 30) {
+    struct rlimit limit;
+    struct fake_store store;
+    int lines = take_stderr();
+    start();
+    cr_assert(attaches(FAKE_GOOD, 5000)); /* the directory is open, the thread in its stride */
+    fake_start(
+        &store, config,
+        &(struct fake_options){.name = "127.0.0.1:1", .bytes = 16 << 20, .piece_bytes = 1 << 20});
+    tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    int highest = fcntl(0, F_DUPFD_CLOEXEC, 0);
+    close(highest);
+    /* Room for the connection and a few pieces, not for the sixteen of one message. */
+    struct rlimit small = {(rlim_t)highest + 6, limit.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &small), 0);
+    cr_expect_not(rig_wait(engine, 1, FAKE_BASE + store.bytes - 1, 1000));
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    cr_assert(rig_wait(engine, 1, FAKE_BASE + store.bytes - 1, 10000));
+    cr_assert_eq(rig_counter(TP_PEERS_REFUSED), 0);
+    cr_assert_eq(said(lines, "ulimit -n"), 1);
+    fake_end(&store);
 }
 
 Test(peer, a_silent_store_stops_nobody, .timeout = 30) {

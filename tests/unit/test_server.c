@@ -202,6 +202,30 @@ Test(server, garbage_ends_the_connection_that_sent_it) {
     end_store(&store);
 }
 
+/* At once: a connection that only says nothing useful ends after TP_WIRE_HELLO_MS, or never. */
+Test(server, every_message_out_of_turn_ends_the_connection_at_once) {
+    struct store store = start_store();
+    uint64_t misbehaved = 0;
+    for (uint16_t type = TP_MSG_HELLO; type <= TP_MSG_GONE; type++) {
+        for (int attached = 0; attached < 2; attached++) {
+            struct tp_msg message = want_of(1, 0, 1);
+            int null_fd = 0;
+            unsigned fds = type == TP_MSG_PAGE || type == TP_MSG_PIECES ? 1 : 0;
+            if (type == (attached ? TP_MSG_WANT : TP_MSG_HELLO))
+                continue;
+            int fd = attached ? bench_attach(store.config) : bench_connect(store.config, 's');
+            message.type = type;
+            cr_assert_eq(tp_wire_send(fd, &message, &null_fd, fds), 0);
+            cr_assert(bench_ended(fd, TP_WIRE_HELLO_MS / 2), "type %u, attached %d", type,
+                      attached);
+            close(fd);
+            misbehaved++;
+        }
+    }
+    cr_assert_eq(counted(TP_CLIENTS_MISBEHAVED), misbehaved);
+    end_store(&store);
+}
+
 Test(server, wrong_wants_and_purposes) {
     struct store store = start_store();
     struct tp_msg segment;
@@ -356,6 +380,33 @@ Test(server, two_hundred_silent_connections_keep_nobody_out) {
     close(fd);
     pause_ms(100);
     cr_assert(bench_fds_become(fds));
+    end_store(&store);
+}
+
+/* All have connected and spoken before the server looks: none of them is a silent one. */
+Test(server, sixty_engines_that_start_at_once_are_all_heard) {
+    enum { ENGINES = 60 };
+    struct store store = start_store();
+    pid_t server = getpid();
+    pid_t child = bench_fork();
+    if (child == 0) {
+        struct tp_msg message;
+        int fds[ENGINES];
+        (void)kill(server, SIGSTOP);
+        for (unsigned i = 0; i < ENGINES; i++) {
+            fds[i] = bench_connect(store.config, 's');
+            bench_hello(fds[i], TP_PURPOSE_ATTACH, NULL);
+        }
+        (void)kill(server, SIGCONT);
+        for (unsigned i = 0; i < ENGINES; i++)
+            bench_expect(fds[i], TP_MSG_WELCOME, &message);
+        _exit(0);
+    }
+    int status;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    cr_assert_eq(counted(TP_CLIENTS_ACCEPTED), ENGINES);
+    cr_assert_eq(counted(TP_CLIENTS_MISBEHAVED), 0);
     end_store(&store);
 }
 

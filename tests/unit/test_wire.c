@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -154,6 +155,30 @@ Test(wire, packets_of_other_shapes_are_refused) {
     cr_assert_eq(received(&bad, 512, 0, 0), -EPROTO);
     bad.body.pieces.count = 17;
     cr_assert_eq(received(&bad, 512, 0, 0), -EPROTO);
+}
+
+Test(wire, fds_that_this_process_cannot_take_are_not_the_senders_fault) {
+    int pair[2];
+    int fds[8] = {0};
+    int got_fds[TP_WIRE_MAX_FDS];
+    unsigned got = 0;
+    struct rlimit limit;
+    struct tp_msg message = message_of(TP_MSG_PIECES);
+    message.body.pieces = (struct tp_msg_pieces){1, 0, 8};
+    make_pair(pair);
+    cr_assert_eq(tp_wire_send(pair[0], &message, fds, 8), 0);
+    cr_assert_eq(tp_wire_send(pair[0], &message, fds, 8), 0);
+    unsigned before = bench_fds();
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    struct rlimit small = {(rlim_t)pair[1] + 4, limit.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &small), 0);
+    int result = tp_wire_receive(pair[1], &message, got_fds, TP_WIRE_MAX_FDS, &got);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    cr_assert_eq(result, -EMFILE);
+    cr_assert_eq(got, 0);
+    cr_assert_eq(bench_fds(), before, "those that fitted are closed");
+    cr_assert_eq(tp_wire_receive(pair[1], &message, got_fds, TP_WIRE_MAX_FDS, &got), 0);
+    cr_assert_eq(got, 8);
 }
 
 Test(wire, a_last_word_is_read_after_a_reset) {

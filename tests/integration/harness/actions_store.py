@@ -28,8 +28,18 @@ def setup_dummy(w, server, pool_bytes=64 << 20, local_bytes=16 << 20):
 def close(w):
     result = w.store.close()
     w.store = None
-    w.kept.clear()
+    w.kept = {name: kept for name, kept in w.kept.items() if name == "aside"}
     return result
+
+
+def set_aside(w):
+    """Another store client is set up next in this process; this one stays."""
+    w.kept["aside"] = w.store
+    w.store = None
+
+
+def take_back(w):
+    w.store = w.kept.pop("aside")
 
 
 def names(w):
@@ -465,7 +475,8 @@ def hammer(w, key_prefix, size, seconds, seed, every_s=0.0):
             time.sleep(every_s)
     drop_buffers(w, [source, target])
     good = sum(r[0] == 0 and r[1] == size for r in results)
-    return {"count": len(results), "good": good, "lies": lies, "longest_s": longest, "last_good": bool(results and results[-1][1] == size)}
+    bad = [r[:2] for r in results if r[0] != 0 or r[1] != size][:5]
+    return {"count": len(results), "good": good, "bad": bad, "lies": lies, "longest_s": longest, "last_good": bool(results and results[-1][1] == size)}
 
 
 def same_into(w, keys, buffers, seed, ranges):
