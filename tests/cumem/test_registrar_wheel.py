@@ -58,7 +58,14 @@ def engine(host, **settings):  # noqa: F811
                        PYTHONPATH=str(ROOT / "tests" / "fakecuda"))
 
 
-def run(host, segments, **settings):  # noqa: F811
+def watch(host, process, limit):  # noqa: F811
+    """Read the counters until the engine is done; at no time may more than the limit be registered."""
+    while not select.select([process.stdout], [], [], 0.02)[0]:
+        registered = next((peer["counters"]["registered_bytes"] for peer in host.status() if "engine" in peer["roles"]), 0)
+        assert registered <= limit
+
+
+def run(host, segments, limit=None, **settings):  # noqa: F811
     """The counters of the engine when all bytes are compared, its process and the store's."""
     store = host.python("store", STORE, MC_STORE_SHM_SEGMENT_DIR=segments, TIDEPOOL_SOCKET_DIR=str(host.directory))
     assert store.stdout.readline().strip() == "0", host.log("store")
