@@ -37,6 +37,7 @@ POISON = 0xA5
 BLOCK = 64 * MIB  # of the limit's copies
 STOCK_ROUND_S = 1.2  # put, and get
 STOCK_HANGS_S = 15  # stock waits a minute for some transfers that it has lost, then fails them
+HUGE_PAGES_WAIT_S = 5  # for pages of --segments: nobody is about to give some back, as an earlier store's engines are
 STOCK_BUFFERS_A_CALL = 2000  # with more at once, stock fails keys
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -513,18 +514,51 @@ class Failure(Exception):
     """Something of one side failed; the message says what, with the end of its log."""
 
 
-def die_with_parent():
+class Ended(SystemExit):
+    """A signal asks this program to end."""
+
+
+def end_on_signals():
+    """What `timeout`, Ctrl-C and a closed terminal send ends the processes of all sides too, and removes the folder."""
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def end(number, _):
+        for other in signals:
+            signal.signal(other, signal.SIG_IGN)
+        Process.hurry = True
+        print(f"gpu_bench: {signal.Signals(number).name}: ending", file=sys.stderr, flush=True)
+        raise Ended(128 + number)
+
+    for number in signals:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, end)
+
+
+def with_parent(parent=os.getpid()):
+    """In a child, before exec: it ends when the program does, however that is killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def kill(popen):
+    popen.kill()
+    try:
+        popen.wait(20)  # gigabytes of pinned memory are given back first
+    except subprocess.TimeoutExpired:
+        print(f"gpu_bench: process {popen.pid} does not end", file=sys.stderr, flush=True)
 
 
 class Process:
     """A worker, on the wheel's Python."""
 
+    hurry = False  # nobody is asked to close
+
     def __init__(self, name, python, environment, folder):
         self.name, self.log = name, os.path.join(folder, name + ".log")
         with open(self.log, "ab") as log:
             self.popen = subprocess.Popen([python, os.path.abspath(__file__), "--worker"], stdin=subprocess.PIPE,
-                                          stdout=subprocess.PIPE, stderr=log, env=environment, preexec_fn=die_with_parent)
+                                          stdout=subprocess.PIPE, stderr=log, env=environment, preexec_fn=with_parent)
 
     def call(self, do, limit_s=60, **arguments):
         self.ask(do, **arguments)
@@ -551,13 +585,12 @@ class Process:
             return "".join("    | " + line for line in file.readlines()[-15:])
 
     def end(self):
-        if self.popen.poll() is None:
+        if self.popen.poll() is None and not Process.hurry:
             try:
                 self.call("close", limit_s=10)
             except (Failure, OSError):
                 pass
-        self.popen.kill()
-        self.popen.wait()
+        kill(self.popen)
 
 
 def free_port():
@@ -604,7 +637,8 @@ class Side:
         if store and not self.segments:
             made["MC_STORE_CUMEM_SOCKET_DIR"] = self.directory
         elif store:
-            made.update(MC_STORE_SHM_SEGMENT_DIR=self.segments, TIDEPOOL_SOCKET_DIR=self.directory)
+            made.update(MC_STORE_SHM_SEGMENT_DIR=self.segments, TIDEPOOL_SOCKET_DIR=self.directory,
+                        MC_STORE_SHM_SEGMENT_WAIT_S=str(HUGE_PAGES_WAIT_S))
         else:
             key = "socket_dir" if self.segments else "cumem_socket_dir"
             shm = {"enable": True, key: self.directory, **self.conf}
@@ -613,6 +647,8 @@ class Side:
         return made
 
     def start(self, wheel_folder):
+        memory = self.segments or ("cumem" if self.name != "stock" else "its own memory")
+        print(f"gpu_bench: starting {self.name}: a store of {self.options.store_gib:g} GiB in {memory}", file=sys.stderr, flush=True)
         port = free_port()
         with open(os.path.join(self.folder, "master.log"), "ab") as log:
             self.master = subprocess.Popen(
@@ -620,7 +656,7 @@ class Side:
                  "-default_kv_lease_ttl", "10000"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(True) if self.name == "stock" else {
                     key: value for key, value in self.environment(True).items() if key != "LD_PRELOAD"},
-                preexec_fn=die_with_parent)
+                preexec_fn=with_parent)
         deadline = time.monotonic() + 20
         while True:
             try:
@@ -713,8 +749,7 @@ class Side:
         for process in reversed(self.processes):
             process.end()
         if self.master is not None:
-            self.master.kill()
-            self.master.wait()
+            kill(self.master)
 
 
 def state_after_get(name):
@@ -1003,6 +1038,7 @@ def recover(side, sides, options, folder, wheel):
 
 def main():
     options, start = arguments(), time.monotonic()
+    end_on_signals()
     folder = tempfile.mkdtemp(prefix="tidepool-bench-")
     report = {"options": vars(options), "rows": []}
     try:

@@ -113,6 +113,7 @@ def arguments():
 
 def main():
     options = arguments()
+    gpu_bench.end_on_signals()
     options.null_lib = None
     wheel = gpu_bench.wheel_folder(options.wheel_python)
     shapes = [shape for shape in gpu_bench.SHAPES if shape.name in options.shapes.split(",")]
