@@ -140,9 +140,9 @@ struct bench_store {
     char id[33];
     char name[128]; /* cleaned */
     char detail[64];
-    int pid; /* 0: unknown */
-    uint64_t bytes;
-    char scratch[64]; /* where puts go, in words */
+    int pid;                      /* 0: unknown */
+    uint64_t bytes, sample_bytes; /* in all; of which so many are read */
+    char scratch[64];             /* where puts go, in words */
     struct bench_row *rows;
     unsigned row_count;
     char problem[320];

@@ -28,14 +28,17 @@ static void print_rate(FILE *out, double rate, bool chosen) {
 static void print_blocks(const struct bench *bench, const struct bench_gpu *gpu, FILE *out) {
     char size[16];
 
-    (void)fprintf(out, "  blocks, with %s as a store has it (* is what the library chooses):\n",
+    (void)fprintf(out,
+                  "  by block size, with %s as a store has it; * is what the library chooses\n",
                   bench->gpu_scratch.kind);
-    (void)fputs("               to it: engine  kernel   from it: engine  kernel\n", out);
+    (void)fputs("                      to the GPU                from it\n"
+                "                   engine   kernel          engine   kernel\n",
+                out);
     for (unsigned i = 0; i < BENCH_BLOCKS; i++) {
-        (void)fprintf(out, "    %8s       ", text_bytes(bench_block(i), size));
+        (void)fprintf(out, "    %8s    ", text_bytes(bench_block(i), size));
         for (int to_device = 1; to_device >= 0; to_device--) {
             enum tp_gpu_method chosen = bench_chosen(gpu, to_device, bench_block(i));
-            (void)fprintf(out, "%s", to_device ? "" : "         ");
+            (void)fprintf(out, "%s", to_device ? "" : "       ");
             for (int method = 0; method < TP_GPU_METHODS; method++) {
                 print_rate(out, gpu->rates[to_device][method][i], (int)chosen == method);
             }
@@ -114,7 +117,9 @@ static void print_store(const struct bench_store *store, FILE *out) {
         print_row(&store->rows[i], out);
     }
     if (store->row_count) {
-        (void)fprintf(out, "    (gets read the store's pages; puts went to scratch memory: %s)\n",
+        (void)fprintf(out,
+                      "    gets read %s of the store's pages; puts went to scratch memory: %s\n",
+                      text_bytes(store->sample_bytes, size),
                       store->scratch[0] ? store->scratch : "none could be made");
     }
 }
@@ -186,11 +191,11 @@ static json_t *store_json(const struct bench_store *store) {
     for (unsigned i = 0; i < store->row_count; i++) {
         (void)json_array_append_new(rows, row_json(&store->rows[i]));
     }
-    return json_pack("{s:s, s:s, s:o, s:I, s:s, s:o, s:o, s:o}", "instance", store->id, "name",
+    return json_pack("{s:s, s:s, s:o, s:I, s:s, s:o, s:I, s:o, s:o}", "instance", store->id, "name",
                      store->name, "pid", store->pid ? json_integer(store->pid) : json_null(),
                      "bytes", (json_int_t)store->bytes, "detail", store->detail, "problem",
-                     text_or_null(store->problem), "put_memory", text_or_null(store->scratch),
-                     "rows", rows);
+                     text_or_null(store->problem), "sample_bytes", (json_int_t)store->sample_bytes,
+                     "put_memory", text_or_null(store->scratch), "rows", rows);
 }
 
 void bench_print_json(const struct bench *bench, FILE *out) {

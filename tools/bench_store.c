@@ -8,6 +8,7 @@
  */
 #include "tools/bench.h"
 
+#include "env/cuda.h"
 #include "env/env.h"
 #include "env/stats.h"
 #include "tools/scan.h"
@@ -192,13 +193,16 @@ static int import(const struct bench *bench, struct bench_store *store, struct t
         (void)snprintf(store->problem, sizeof(store->problem), "it has too little memory");
         return -ENOENT;
     }
+    if (segment->message.kind == TP_WIRE_CUMEM && !tp_cuda_initialised()) {
+        (void)snprintf(store->problem, sizeof(store->problem),
+                       "its CUDA host memory cannot be mapped without a GPU");
+        return -ENODEV;
+    }
     while (!look(bench, peer, &sample, ret_memory)) {
         if (bench_now_ns() >= end || !tp_peer_alive(peer)) {
             (void)snprintf(store->problem, sizeof(store->problem), "%s",
-                           !tp_peer_alive(peer) ? "it has ended"
-                           : segment->message.kind == TP_WIRE_CUMEM && !bench_gpus_usable(bench)
-                               ? "its CUDA host memory cannot be mapped without a GPU"
-                               : "its memory could not be mapped in time");
+                           tp_peer_alive(peer) ? "its memory could not be mapped in time"
+                                               : "it has ended");
             return -ETIMEDOUT;
         }
         (void)nanosleep(&pause, NULL);
@@ -398,6 +402,7 @@ static void measure_store(struct work *work, struct bench_store *store) {
     if (import(bench, store, work->peer, &work->sample) != 0) {
         return;
     }
+    store->sample_bytes = BENCH_PARTS * (uint64_t)work->sample.part_bytes;
     work->cumem = tp_peer_address_is_cumem(work->peer, work->sample.parts[0]);
     work->scratch = work->cumem ? &bench->gpu_scratch : &bench->host_scratch;
     if (!work->cumem && !work->scratch->kind[0]) {
