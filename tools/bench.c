@@ -210,7 +210,11 @@ static bool all_measured(const struct bench *bench) {
         all = all && !bench->gpus[i].problem[0];
     }
     for (unsigned i = 0; i < bench->store_count; i++) {
-        all = all && !bench->stores[i].problem[0];
+        const struct bench_store *store = &bench->stores[i];
+        all = all && !store->problem[0];
+        for (unsigned k = 0; k < store->row_count; k++) {
+            all = all && !store->rows[k].problem[0];
+        }
     }
     return all;
 }

@@ -279,8 +279,11 @@ static void measure_blocks(struct bench *bench, struct bench_gpu *gpu, struct ro
         if (i == 0) {
             (void)run_round(round); /* the first launch loads the code */
         }
-        gpu->rates[round->to_device][round->method][i] =
-            bench_rate(&bench->time, run_round, round, BENCH_AREA);
+        double *rate = &gpu->rates[round->to_device][round->method][i];
+        *rate = bench_rate(&bench->time, run_round, round, BENCH_AREA);
+        if (*rate <= 0 && round->method == TP_GPU_ENGINE) {
+            (void)snprintf(gpu->problem, sizeof(gpu->problem), "its copy engines failed");
+        }
     }
 }
 

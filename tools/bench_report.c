@@ -148,6 +148,11 @@ static json_t *text_or_null(const char *text) {
     return text[0] ? json_string(text) : json_null();
 }
 
+/* JSON has no unsigned 64-bit integers, and a store may claim any size. */
+static json_t *number(uint64_t value) {
+    return json_integer(value > INT64_MAX ? INT64_MAX : (json_int_t)value);
+}
+
 static json_t *way_json(const struct bench_gpu *gpu, bool to_device, unsigned block) {
     bool kernel = bench_chosen(gpu, to_device, bench_block(block)) == TP_GPU_KERNEL;
 
@@ -191,10 +196,10 @@ static json_t *store_json(const struct bench_store *store) {
     for (unsigned i = 0; i < store->row_count; i++) {
         (void)json_array_append_new(rows, row_json(&store->rows[i]));
     }
-    return json_pack("{s:s, s:s, s:o, s:I, s:s, s:o, s:I, s:o, s:o}", "instance", store->id, "name",
+    return json_pack("{s:s, s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o}", "instance", store->id, "name",
                      store->name, "pid", store->pid ? json_integer(store->pid) : json_null(),
-                     "bytes", (json_int_t)store->bytes, "detail", store->detail, "problem",
-                     text_or_null(store->problem), "sample_bytes", (json_int_t)store->sample_bytes,
+                     "bytes", number(store->bytes), "detail", store->detail, "problem",
+                     text_or_null(store->problem), "sample_bytes", number(store->sample_bytes),
                      "put_memory", text_or_null(store->scratch), "rows", rows);
 }
 

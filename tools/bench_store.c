@@ -286,7 +286,10 @@ static double run_round(void *arg) {
     return copied ? (double)(end - start) * 1e-9 : -1;
 }
 
-static void measure_way(struct bench *bench, struct transfer *transfer, double *ret_rates) {
+/* False: a copy failed. */
+static bool measure_way(struct bench *bench, struct transfer *transfer, double *ret_rates) {
+    bool copied = true;
+
     for (unsigned i = 0; i < BENCH_STORE_BLOCKS; i++) {
         transfer->block = bench_store_block(i);
         if (transfer->block > transfer->memory->part_bytes) {
@@ -295,7 +298,9 @@ static void measure_way(struct bench *bench, struct transfer *transfer, double *
         }
         ret_rates[i] = bench_rate(&bench->time, run_round, transfer,
                                   BENCH_PARTS * transfer->memory->part_bytes);
+        copied = copied && ret_rates[i] > 0;
     }
+    return copied;
 }
 
 /* ---- one store ---- */
@@ -337,11 +342,14 @@ static void measure_row(const struct work *work, struct bench_row *row) {
     put.mapped = get.mapped;
     tp_copy_init(&get.host_job);
     tp_copy_init(&put.host_job);
-    measure_way(work->bench, &get, row->rates[BENCH_GET]);
+    bool copied = measure_way(work->bench, &get, row->rates[BENCH_GET]);
     if (work->scratch->kind[0]) {
-        measure_way(work->bench, &put, row->rates[BENCH_PUT]);
+        copied = measure_way(work->bench, &put, row->rates[BENCH_PUT]) && copied;
     } else {
         bench_skip(&work->bench->time, BENCH_STORE_BLOCKS);
+    }
+    if (!copied) {
+        (void)snprintf(row->problem, sizeof(row->problem), "a copy failed");
     }
     tp_device_release(&get.device_job);
     tp_device_release(&put.device_job);
