@@ -150,6 +150,14 @@ struct bench_store {
 
 /* The stores of the directory that `dir_fd` is. 0 or -errno. */
 int bench_stores_find(struct bench *bench, int dir_fd, const struct tp_config *config);
+/*
+ * Attach to one as an engine does, once tp_transport_start has run; wait for it until `end_ns`. The
+ * peer, with a reference held, and a sample of its memory, mapped and open to all GPUs; NULL with
+ * the problem told.
+ */
+struct tp_peer;
+struct tp_peer *bench_store_attach(const struct bench *bench, struct bench_store *store,
+                                   uint64_t end_ns, struct bench_memory *ret_memory);
 /* Attach to them as an engine does, and measure. `config` names the directory, and stays. */
 void bench_stores_measure(struct bench *bench, const struct tp_config *config);
 void bench_stores_free(struct bench *bench);

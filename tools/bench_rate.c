@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#define ROUNDS_MAX 100
+#define ROUNDS_MAX 4096
 
 uint64_t bench_now_ns(void) {
     struct timespec now;
@@ -43,7 +43,7 @@ static uint64_t take_share(struct bench_time *time, uint64_t now) {
 }
 
 double bench_rate(struct bench_time *time, double (*round)(void *arg), void *arg, uint64_t bytes) {
-    double seconds[ROUNDS_MAX];
+    static double seconds[ROUNDS_MAX]; /* one measurement at a time */
     unsigned count = 0;
     uint64_t now = bench_now_ns();
     uint64_t end = now + take_share(time, now);

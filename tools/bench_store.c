@@ -1,214 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The stores of `tidepool bench`: attached to as an engine does it, by the library's own code, and
- * copied from.
+ * The stores of `tidepool bench`: what copies from their memory reach, by the library's waves and
+ * copy pool.
  *
  * A store's memory is read and never written: what is measured as puts goes to scratch memory. It
- * must not know: how it is printed.
+ * must not know: how stores are found (bench_attach), how it is printed.
  */
 #include "tools/bench.h"
 
-#include "env/cuda.h"
 #include "env/env.h"
-#include "env/stats.h"
-#include "tools/scan.h"
-#include "tools/tool.h"
 #include "transport/copy_device.h"
-#include "transport/slot.h"
+#include "transport/peer.h"
 #include "transport/transport.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#define ANSWER_MS 1000
 #define ATTACH_NS UINT64_C(3000000000) /* all stores together */
-#define IMPORT_NS UINT64_C(5000000000) /* the first pieces of one */
-
-/* ---- which there are ---- */
-
-static void describe(const struct scan_entry *entry, struct bench_store *store) {
-    const struct tp_stats_page *page = entry->page;
-
-    (void)snprintf(store->id, sizeof(store->id), "%s", entry->id);
-    store->pid = entry->known_owner ? entry->pid : 0;
-    if (entry->state != SCAN_LIVE) {
-        (void)snprintf(store->problem, sizeof(store->problem), "%s: %s",
-                       scan_state_word(entry->state), entry->detail);
-        return;
-    }
-    text_clean(store->name, sizeof(store->name), page->name);
-    for (size_t i = 0; i < TP_STATS_SEGMENTS; i++) {
-        const struct tp_stats_segment *segment = &page->segments[i];
-        if (atomic_load(&segment->state) != TP_SLOT_LIVE) {
-            continue;
-        }
-        store->bytes += segment->bytes;
-        if (!store->detail[0]) {
-            text_clean(store->detail, sizeof(store->detail), segment->detail);
-        }
-    }
-}
-
-int bench_stores_find(struct bench *bench, int dir_fd, const struct tp_config *config) {
-    struct scan scan = {0};
-    int error = scan_directory(dir_fd, config, ANSWER_MS, &scan);
-
-    bench->stores = error ? NULL : calloc(scan.count + 1, sizeof(*bench->stores));
-    if (!error && !bench->stores) {
-        error = -ENOMEM;
-    }
-    for (size_t i = 0; i < scan.count && !error; i++) {
-        const struct scan_entry *entry = &scan.entries[i];
-        if (entry->kind == 's' && entry->state != SCAN_STALE && bench->store_count < TP_PEERS) {
-            describe(entry, &bench->stores[bench->store_count++]);
-        }
-    }
-    scan_free(&scan);
-    return error;
-}
-
-void bench_stores_free(struct bench *bench) {
-    for (unsigned i = 0; i < bench->store_count; i++) {
-        free(bench->stores[i].rows);
-    }
-    free(bench->stores);
-    bench->stores = NULL;
-    bench->store_count = 0;
-}
-
-/* ---- attaching ---- */
-
-static bool is_instance(const uint8_t instance[static 16], const char *id) {
-    char text[33];
-
-    for (size_t i = 0; i < 16; i++) {
-        (void)snprintf(text + 2 * i, 3, "%02x", instance[i]);
-    }
-    return strcmp(text, id) == 0;
-}
-
-/* Attached, with a reference held, and its memory announced; NULL: not yet. */
-static struct tp_peer *take_peer(const struct bench_store *store) {
-    for (uint32_t slot = 0; slot < TP_PEERS; slot++) {
-        uint64_t generation = atomic_load(&tp_peer_at(slot)->generation);
-        if (!generation || !is_instance(tp_stats_page()->peers[slot].instance, store->id)) {
-            continue;
-        }
-        struct tp_peer *peer = tp_peer_acquire(slot, generation);
-        if (peer && atomic_load(&peer->segment_high) > 0) {
-            return peer;
-        }
-        if (peer) {
-            tp_peer_release(peer);
-        }
-    }
-    return NULL;
-}
-
-static struct tp_peer *wait_peer(const struct bench_store *store, uint64_t end) {
-    const struct timespec pause = {0, 1000000};
-    struct tp_peer *peer = take_peer(store);
-
-    while (!peer && bench_now_ns() < end) {
-        (void)nanosleep(&pause, NULL);
-        peer = take_peer(store);
-    }
-    return peer;
-}
-
-static const struct tp_peer_segment *largest_segment(struct tp_peer *peer) {
-    const struct tp_peer_segment *largest = NULL;
-    uint32_t high = atomic_load(&peer->segment_high);
-
-    for (uint32_t i = 0; i < high; i++) {
-        const struct tp_peer_segment *segment = &peer->segments[i];
-        if (atomic_load(&segment->state) == TP_SEGMENT_LIVE &&
-            (!largest || segment->message.bytes > largest->message.bytes)) {
-            largest = segment;
-        }
-    }
-    return largest;
-}
-
-/* Where the sample lies: BENCH_PARTS ranges of the store's addresses. */
-struct sample {
-    uint64_t offsets[BENCH_PARTS];
-    size_t part_bytes;
-};
-
-/* Pieces lie on the NUMA nodes in turn, so the parts are spread over the first few. False: the
- * segment is too small. */
-static bool plan_sample(const struct tp_msg_segment *message, struct sample *ret_sample) {
-    uint64_t whole = message->bytes / message->piece_bytes;
-    uint64_t pieces = whole < BENCH_PARTS ? whole : BENCH_PARTS;
-    uint64_t room = pieces ? message->piece_bytes : message->bytes;
-    size_t part = BENCH_PART;
-
-    pieces = pieces ? pieces : 1;
-    uint64_t in_one = (BENCH_PARTS + pieces - 1) / pieces;
-    while (part >= BENCH_BLOCK_MIN && part * in_one > room) {
-        part /= 2;
-    }
-    for (uint64_t i = 0; i < BENCH_PARTS; i++) {
-        ret_sample->offsets[i] =
-            message->base + i % pieces * message->piece_bytes + i / pieces * part;
-    }
-    ret_sample->part_bytes = part;
-    return part >= BENCH_BLOCK_MIN;
-}
-
-/* Is all of it mapped here, and open to the GPUs? What is not is asked for by looking. */
-static bool look(const struct bench *bench, struct tp_peer *peer, const struct sample *sample,
-                 struct bench_memory *ret_memory) {
-    bool ready = true;
-
-    ret_memory->part_bytes = sample->part_bytes;
-    for (unsigned i = 0; i < BENCH_PARTS; i++) {
-        void *address = NULL;
-        if (tp_peer_route(peer, sample->offsets[i], sample->part_bytes, &address) != TP_ROUTE_OK) {
-            ready = false;
-            continue;
-        }
-        ret_memory->parts[i] = address;
-        for (unsigned k = 0; k < bench->gpu_count; k++) {
-            ready = (!bench->gpus[k].gpu || tp_peer_device_access(peer, bench->gpus[k].device,
-                                                                  address, sample->part_bytes)) &&
-                    ready;
-        }
-    }
-    return ready;
-}
-
-/* 0, or -errno with the problem told. */
-static int import(const struct bench *bench, struct bench_store *store, struct tp_peer *peer,
-                  struct bench_memory *ret_memory) {
-    const struct timespec pause = {0, 1000000};
-    const struct tp_peer_segment *segment = largest_segment(peer);
-    uint64_t end = bench_now_ns() + IMPORT_NS;
-    struct sample sample;
-
-    if (!segment || !plan_sample(&segment->message, &sample)) {
-        (void)snprintf(store->problem, sizeof(store->problem), "it has too little memory");
-        return -ENOENT;
-    }
-    if (segment->message.kind == TP_WIRE_CUMEM && !tp_cuda_initialised()) {
-        (void)snprintf(store->problem, sizeof(store->problem),
-                       "its CUDA host memory cannot be mapped without a GPU");
-        return -ENODEV;
-    }
-    while (!look(bench, peer, &sample, ret_memory)) {
-        if (bench_now_ns() >= end || !tp_peer_alive(peer)) {
-            (void)snprintf(store->problem, sizeof(store->problem), "%s",
-                           tp_peer_alive(peer) ? "its memory could not be mapped in time"
-                                               : "it has ended");
-            return -ETIMEDOUT;
-        }
-        (void)nanosleep(&pause, NULL);
-    }
-    return 0;
-}
 
 /* ---- copying ---- */
 
@@ -286,18 +95,29 @@ static double run_round(void *arg) {
     return copied ? (double)(end - start) * 1e-9 : -1;
 }
 
-/* False: a copy failed. */
-static bool measure_way(struct bench *bench, struct transfer *transfer, double *ret_rates) {
+struct work {
+    struct bench *bench;
+    const struct tp_config *config;
+    struct tp_peer *peer;
+    struct bench_memory sample;          /* the store's: only ever read */
+    const struct bench_scratch *scratch; /* ours */
+    char *host;                          /* BENCH_AREA of ours; without a GPU */
+    bool cumem;
+};
+
+/* False: a copy failed. Nothing more is measured once the store has ended. */
+static bool measure_way(const struct work *work, struct transfer *transfer, double *ret_rates) {
+    struct bench_time *time = &work->bench->time;
     bool copied = true;
 
     for (unsigned i = 0; i < BENCH_STORE_BLOCKS; i++) {
         transfer->block = bench_store_block(i);
-        if (transfer->block > transfer->memory->part_bytes) {
-            bench_skip(&bench->time, 1);
+        if (transfer->block > transfer->memory->part_bytes || !tp_peer_alive(work->peer)) {
+            bench_skip(time, 1);
             continue;
         }
-        ret_rates[i] = bench_rate(&bench->time, run_round, transfer,
-                                  BENCH_PARTS * transfer->memory->part_bytes);
+        ret_rates[i] =
+            bench_rate(time, run_round, transfer, BENCH_PARTS * transfer->memory->part_bytes);
         copied = copied && ret_rates[i] > 0;
     }
     return copied;
@@ -322,16 +142,6 @@ static void unregister_parts(struct tp_gpu *gpu, const struct bench_memory *memo
     }
 }
 
-struct work {
-    struct bench *bench;
-    const struct tp_config *config;
-    struct tp_peer *peer;
-    struct bench_memory sample;          /* the store's: only ever read */
-    const struct bench_scratch *scratch; /* ours */
-    char *host;                          /* BENCH_AREA of ours; without a GPU */
-    bool cumem;
-};
-
 static void measure_row(const struct work *work, struct bench_row *row) {
     struct transfer get = {.gpu = row->gpu, .memory = &work->sample, .other = work->host};
     struct transfer put = {
@@ -342,9 +152,9 @@ static void measure_row(const struct work *work, struct bench_row *row) {
     put.mapped = get.mapped;
     tp_copy_init(&get.host_job);
     tp_copy_init(&put.host_job);
-    bool copied = measure_way(work->bench, &get, row->rates[BENCH_GET]);
+    bool copied = measure_way(work, &get, row->rates[BENCH_GET]);
     if (work->scratch->kind[0]) {
-        copied = measure_way(work->bench, &put, row->rates[BENCH_PUT]) && copied;
+        copied = measure_way(work, &put, row->rates[BENCH_PUT]) && copied;
     } else {
         bench_skip(&work->bench->time, BENCH_STORE_BLOCKS);
     }
@@ -403,14 +213,7 @@ static bool make_rows(const struct work *work, struct bench_store *store) {
 
 static void measure_store(struct work *work, struct bench_store *store) {
     struct bench *bench = work->bench;
-    char text[256];
 
-    (void)snprintf(text, sizeof(text), "measuring store %s", store->name);
-    bench_progress(&bench->time, text);
-    if (import(bench, store, work->peer, &work->sample) != 0) {
-        return;
-    }
-    store->sample_bytes = BENCH_PARTS * (uint64_t)work->sample.part_bytes;
     work->cumem = tp_peer_address_is_cumem(work->peer, work->sample.parts[0]);
     work->scratch = work->cumem ? &bench->gpu_scratch : &bench->host_scratch;
     if (!work->cumem && !work->scratch->kind[0]) {
@@ -418,6 +221,7 @@ static void measure_store(struct work *work, struct bench_store *store) {
     }
     (void)snprintf(store->scratch, sizeof(store->scratch), "%s", work->scratch->kind);
     if (!make_rows(work, store)) {
+        (void)snprintf(store->problem, sizeof(store->problem), "no memory is left");
         return;
     }
     for (unsigned i = 0; i < store->row_count; i++) {
@@ -434,6 +238,7 @@ static void measure_store(struct work *work, struct bench_store *store) {
 
 static void attach_and_measure(struct bench *bench, struct work *work) {
     uint64_t end = bench_now_ns() + ATTACH_NS;
+    char text[256];
 
     for (unsigned i = 0; i < bench->store_count; i++) {
         struct bench_store *store = &bench->stores[i];
@@ -441,16 +246,24 @@ static void attach_and_measure(struct bench *bench, struct work *work) {
             continue;
         }
         bench->time.left = (bench->store_count - i) * rows_at_most(bench) * 2 * BENCH_STORE_BLOCKS;
-        work->peer = wait_peer(store, end);
+        (void)snprintf(text, sizeof(text), "measuring store %s", store->name);
+        bench_progress(&bench->time, text);
+        work->peer = bench_store_attach(bench, store, end, &work->sample);
         if (!work->peer) {
-            (void)snprintf(store->problem, sizeof(store->problem), "%s",
-                           store->name[0] ? "this process could not attach to it"
-                                          : "it has no name yet: Mooncake has not started in it");
             continue;
         }
         measure_store(work, store);
         tp_peer_release(work->peer);
     }
+}
+
+void bench_stores_free(struct bench *bench) {
+    for (unsigned i = 0; i < bench->store_count; i++) {
+        free(bench->stores[i].rows);
+    }
+    free(bench->stores);
+    bench->stores = NULL;
+    bench->store_count = 0;
 }
 
 void bench_stores_measure(struct bench *bench, const struct tp_config *config) {

@@ -6,11 +6,13 @@ import json
 import os
 import re
 import signal
+import subprocess
+import time
 
 import pytest
 from harness import actions_store as actions
 from harness.cluster import MIB
-from tools_support import LIVE, STORE, FakeProcess, RealProcess, page, segment_row, tidepool
+from tools_support import LIVE, STORE, TOOL, FakeProcess, RealProcess, clean_environment, page, segment_row, tidepool
 
 BLOCKS = [4096 << 2 * i for i in range(5)]
 
@@ -109,6 +111,21 @@ def test_a_stopped_store_costs_its_own_row(directory):
     stores = {store["pid"]: store for store in report["stores"]}
     assert code == 1 and "not_answering" in stores[stopped.pid]["problem"] and stores[stopped.pid]["rows"] == []
     assert_measured(stores[alive.pid])
+
+
+def test_a_store_that_ends_meanwhile(directory):
+    """Each figure takes a second here, so it ends within the first or the second."""
+    command = [TOOL, "bench", directory, "--json", "--seconds", "20"]
+    with RealProcess(directory, "store") as store:
+        with subprocess.Popen(command, env=clean_environment(CUDA_VISIBLE_DEVICES=""), stdout=subprocess.PIPE) as tool:
+            time.sleep(1.5)
+            store.process.kill()
+            start = time.monotonic()
+            report = json.loads(tool.communicate(timeout=20)[0])
+    assert time.monotonic() - start < 4
+    (ended,) = report["stores"]
+    assert tool.returncode == 1 and "ended while" in ended["problem"]
+    assert ended["rows"][0]["blocks"][0]["get_gbs"] > 0 and ended["rows"][0]["blocks"][-1]["put_gbs"] is None
 
 
 def test_a_store_that_lies_costs_its_own_row(directory):
