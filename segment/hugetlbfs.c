@@ -6,8 +6,8 @@
  *
  * It must not know: addresses of segments, who maps them, the server.
  *
- * Files cannot be sealed. Readers compare their sizes with what was announced; only root and this
- * user get them at all.
+ * Files cannot be sealed. Readers compare their sizes with what was announced; only root, this user
+ * and those that it lists (TIDEPOOL_ALLOW_UIDS) get them at all, and could cut them off.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -40,7 +40,7 @@ static unsigned long type_of(const struct statfs *mount) {
 /* Mappings begin at whole pages. The shim allocates so that they do; memory that it has not seen
  * allocated may not. */
 static int check_address(const char *path, const struct tp_need *need, uint64_t page_bytes) {
-    if (need->address % page_bytes == 0)
+    if (page_bytes > 0 && need->address % page_bytes == 0)
         return 0;
     tp_log(
         TP_LOG_ERROR,

@@ -81,6 +81,11 @@ static const char *remedy(const struct tp_room *room, const struct tp_shortage *
                           char text[static 160]) {
     if (shortage->mount)
         snprintf(text, 160, "mount it with a larger size= or make the segment smaller");
+    else if (shortage->node >= 0)
+        snprintf(text, 160,
+                 "raise /sys/devices/system/node/node%d/hugepages/hugepages-%" PRIu64
+                 "kB/nr_hugepages or make the segment smaller",
+                 shortage->node, room->page_bytes >> 10);
     else if (room->page_bytes >> 30 > 0)
         snprintf(text, 160,
                  "raise /sys/kernel/mm/hugepages/hugepages-%" PRIu64

@@ -19,8 +19,8 @@ struct tp_config;
 
 /*
  * The page size of the memory that `config` asks for: what addresses given to tp_segment_overlay
- * must be multiples of. 4096 where it cannot be told; tp_segment_overlay says why. Makes the segment
- * directory when it is missing.
+ * must be multiples of. 4096 where it cannot be told; tp_segment_overlay says why. Makes the
+ * segment directory when it is missing.
  */
 size_t tp_segment_page_bytes(const struct tp_config *config);
 

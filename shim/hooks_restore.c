@@ -24,8 +24,15 @@
 /* AlignedClientBufferAllocator's, made for direct I/O: sizes are rounded up to it too. */
 #define RESTORE_ALIGNMENT ((size_t)4096)
 
+/* BucketStorageBackend's buffer for writing, allocated after the other, as that is, and never
+ * registered. */
+#define SCRATCH_BYTES ((size_t)32 << 20)
+
 /* glibc's own name, for when there is no other. */
 extern void *tp_glibc_memalign(size_t alignment, size_t bytes) __asm__("__libc_memalign");
+
+/* The buffer made last. */
+static _Atomic(void *) latest;
 
 /* Memory of Mooncake's own, given in place of a buffer that could not be made. */
 static _Atomic(void *) refused;
@@ -62,6 +69,9 @@ static void release(void *unused, void *address) {
 static bool right_size(size_t alignment, size_t bytes, const struct tp_config *config) {
     uint64_t wanted = config->store.restore_bytes;
 
+    if (bytes == SCRATCH_BYTES && tp_segment_contains(atomic_load(&latest))) {
+        return false;
+    }
     return alignment == RESTORE_ALIGNMENT && wanted > 0 &&
            bytes == (wanted + RESTORE_ALIGNMENT - 1) / RESTORE_ALIGNMENT * RESTORE_ALIGNMENT;
 }
@@ -102,6 +112,7 @@ int tp_hook_posix_memalign(void **ret_address, size_t alignment, size_t bytes) {
     void *address = allocate_restore(alignment, bytes, config);
     if (address) {
         atomic_store(&refused, NULL);
+        atomic_store(&latest, address);
         *ret_address = address;
         if (program) {
             (void)tp_segment_publish(address, config);

@@ -169,7 +169,11 @@ static int flag(const char *name, char ret_value[static FLAG_BYTES]) {
 /* ---- its ports
  * -------------------------------------------------------------------------------------- */
 
-static _Atomic unsigned handshake_port; /* 0: none yet */
+/* The program's listening sockets in order, each (fd << 16 | port); 0: none yet. Setup tries twenty
+ * times at most, with two sockets each. */
+#define LISTENERS 64
+static _Atomic uint64_t listeners[LISTENERS];
+static _Atomic unsigned listener_count;
 
 /* The port of an IPv4 or IPv6 socket; 0 for others. */
 static unsigned port_of(int fd) {
@@ -193,10 +197,32 @@ void tp_program_listens(int fd) {
     int error = errno;
     unsigned port = port_of(fd);
 
-    if (port != 0) {
-        atomic_store(&handshake_port, port);
+    if (port != 0 && atomic_load(&listener_count) < LISTENERS) {
+        unsigned index = atomic_fetch_add(&listener_count, 1);
+        if (index < LISTENERS) {
+            atomic_store(&listeners[index], (uint64_t)(unsigned)fd << 16 | port);
+        }
     }
     errno = error;
+}
+
+/*
+ * The first that still listens: those of attempts that failed are closed, and the data port, which
+ * versions with asio inside the program (up to 0.3.8) open from it too, comes after the
+ * handshake's. 0: there is none.
+ */
+static unsigned handshake_port(void) {
+    for (unsigned i = 0; i < LISTENERS; i++) {
+        uint64_t listener = atomic_load(&listeners[i]);
+        int fd = (int)(listener >> 16);
+        int listens = 0;
+        socklen_t size = sizeof(listens);
+        if (listener != 0 && port_of(fd) == (listener & 0xffff) &&
+            getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens) {
+            return (unsigned)(listener & 0xffff);
+        }
+    }
+    return 0;
 }
 
 static unsigned number_from(const char *variable, unsigned otherwise) {
@@ -292,7 +318,7 @@ int tp_program_name(char *ret_name, size_t name_bytes, const char **ret_reason) 
     if (!handshake && given_port) {
         length = snprintf(ret_name, name_bytes, "%s", given);
     } else {
-        unsigned port = handshake ? atomic_load(&handshake_port) : name_port();
+        unsigned port = handshake ? handshake_port() : name_port();
         if (port == 0) {
             *ret_reason = handshake ? "it listens on no port yet"
                                     : "its port was not found: give it with --host=HOST:PORT";

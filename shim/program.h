@@ -21,8 +21,8 @@ bool tp_program_holds(const void *address);
  */
 bool tp_program_is_store(void);
 
-/* The main program listens on this socket now. The last one before a segment is made is that of the
- * handshake: setup tries again with a new one. Any thread. */
+/* The main program listens on this socket now: the first one that is still open when a segment is
+ * made is that of the handshake. Any thread. */
 void tp_program_listens(int fd);
 
 /*

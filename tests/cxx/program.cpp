@@ -23,7 +23,7 @@ namespace mooncake {
 class CLIENT {
   public:
     virtual ~CLIENT();
-    virtual unsigned handshake();
+    virtual unsigned listens(int *fd);
     virtual void *segment(size_t bytes);
 };
 
@@ -31,8 +31,8 @@ CLIENT::~CLIENT() {
 }
 
 /* A listening socket on a port of the kernel's choice. */
-unsigned CLIENT::handshake() {
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+unsigned CLIENT::listens(int *ret_fd) {
+    int fd = *ret_fd = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     socklen_t bytes = sizeof(address);
     address.sin_family = AF_INET;
@@ -64,7 +64,11 @@ int main(int argc, char **argv) {
         return 2;
     size_t bytes = strtoull(argv[1], nullptr, 0);
     auto *client = new mooncake::CLIENT;
-    unsigned port = client->handshake();
+    int fd;
+    client->listens(&fd); /* an attempt that fails, */
+    close(fd);
+    unsigned port = client->listens(&fd); /* the handshake, */
+    client->listens(&fd);                 /* and the data port */
     void *segment = client->segment(bytes);
     int error = segment ? 0 : errno;
     std::cout << port << " " << segment << " " << error << std::endl;

@@ -111,7 +111,7 @@ def test_flags_of_its_own(cluster, tmp_path):
     """SSD offload with its RPC server, several service threads, a local buffer, a segment that is not a power of two."""
     folder = tmp_path / "ssd"
     folder.mkdir()
-    ssd = {"MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(folder), "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(32 * MIB)}
+    ssd = {"MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(folder), "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(48 * MIB)}
     cluster.start_master("-enable_offload=true")
     store = cluster.client(
         environment=cluster.store_environment(**ssd) or ssd,
@@ -127,7 +127,8 @@ def test_flags_of_its_own(cluster, tmp_path):
     move(cluster, engine)
     if not cluster.stock:
         found = sorted(segment["bytes"] for segment in cluster.counters(store).segments)
-        assert found == [32 * MIB, 176 * MIB], "the SSD tier's buffer, and the segment"
+        # Not 32 MiB: Mooncake's scratch buffer of the SSD tier has that size and cannot be told from it.
+        assert found == [48 * MIB, 176 * MIB], "the SSD tier's buffer, and the segment"
     assert store.terminate() == 143
 
 

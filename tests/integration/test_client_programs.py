@@ -142,9 +142,11 @@ def test_a_wrong_setting_fails_the_allocation(start):
 
 def untouched(program):
     assert int(program.segment, 16) and program.tell("small").tell("free").tell("again")
+    maps = open(f"/proc/{program.popen.pid}/maps").read()
+    assert "memfd:" not in maps and "libtidepool" in maps
+    assert [name for name in os.listdir(program.directory) if not name.endswith(".log")] == []
     assert program.finish() == 0
     assert program.lines == []
-    assert [name for name in os.listdir(program.directory) if not name.endswith(".log")] == []
 
 
 def test_another_program_is_left_alone(start):

@@ -21,12 +21,12 @@ MISSING = re.compile(r"needs (\d+) pages of 2 MiB, the kernel has (\d+) pages of
 
 @pytest.fixture
 def pool(cluster):
-    """A mount, and at least the pages for one store; the mount is all that stores and engines are told. How many are free."""
+    """A mount, which holds the sockets too, and at least the pages for one store. How many are free."""
     if cluster.stock:
         pytest.skip("nothing of Mooncake's own lies on hugetlbfs")
     with mounts.segment_folder("hugetlbfs", SEGMENT // MIB) as where:
         cluster.directory = where
-        cluster.segments = {"MC_STORE_SHM_SEGMENT_DIR": where}
+        cluster.use_segments(where)
         cluster.start_master("-client_ttl", "2")
         yield mounts.number(mounts.FREE)
 
@@ -43,7 +43,7 @@ def pair_on(cluster, pages):
 
 def start_store(cluster, name, pages, wait_s):
     """Begins to set up; whether it can is not known yet."""
-    store = cluster.process(name, cluster.store_environment(MC_STORE_SHM_SEGMENT_WAIT_S=str(wait_s)))
+    store = cluster.process(name, cluster.store_environment(MC_STORE_SHM_SEGMENT_WAIT_S=str(wait_s), TIDEPOOL_SOCKET_DIR=None))
     arguments = dict(master=cluster.master_address, segment_bytes=pages * 2 * MIB, local_bytes=16 * MIB)
     return store, store.start(actions.setup, **arguments)
 
@@ -126,6 +126,7 @@ def test_a_dead_stores_names_are_swept_and_a_live_ones_never(cluster, pool):
     names = set(os.listdir(cluster.directory))
     assert live_names < names and not dead_names & names
     assert not [name for name in names if name.startswith(".tidepool-")]
+    time.sleep(2.5)  # the master forgets the dead store
     engine = cluster.engine()
     cluster.warm(engine, stores=2, size=65536)
     assert live.call(actions.close) == 0

@@ -27,7 +27,8 @@ enum step {
     STEPS
 };
 
-static const char *const names[STEPS] = {"connect", "accept", "send", "sent", "receive", "bind", "unlink"};
+static const char *const names[STEPS] = {"connect", "accept", "send",  "sent",
+                                         "receive", "bind",   "unlink"};
 static atomic_uint counts[STEPS];
 
 static void *original(const char *name) {

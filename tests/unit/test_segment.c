@@ -102,8 +102,6 @@ Test(segment, wrong_ranges_are_refused_and_left_alone) {
     cr_assert_eq(tp_segment_overlay(range, 4 * MIB, false, config), 0);
     cr_assert_eq(tp_segment_overlay(range + MIB, MIB, false, config), -EEXIST);
     cr_assert_eq(range[4 * MIB], 7);
-    config->store.kind = TP_SEGMENT_CUMEM;
-    cr_assert_eq(tp_segment_overlay(range + 8 * MIB, MIB, false, config), -ENOTSUP);
     config->store.kind = TP_SEGMENT_NONE;
     cr_assert_eq(tp_segment_overlay(range + 8 * MIB, MIB, false, config), -EINVAL);
     cr_assert_eq(tp_segment_publish(range + MIB, config), -ENOENT);
