@@ -20,7 +20,7 @@
 #include <string.h>
 #include <time.h>
 
-#define READY_NS UINT64_C(10000000000) /* for the kernel to be compiled, and calibrated */
+#define READY_NS UINT64_C(5000000000)  /* for the kernel to be compiled, and calibrated */
 #define KERNEL_PART ((size_t)16 << 10) /* as waves cut copies for the kernel */
 #define WAVE_OPS_MAX (BENCH_PART / BENCH_BLOCK_MIN)
 #define LIMIT_COPIES 2
