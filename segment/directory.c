@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Entries in the directory that the processes of a host share: making one, removing it, and
- * removing those of the dead.
+ * Entries in the directory that the processes of a host share: making one, putting it back when
+ * somebody has removed it, removing it, and removing those of the dead.
  *
  * It must not know: what is said over the sockets.
  *
@@ -14,6 +14,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -171,6 +172,101 @@ void tp_entry_remove(struct tp_entry *entry) {
     close_listed(entry->lock_fd);
     close_listed(entry->dir_fd);
     entry->open = false;
+}
+
+/* ---- an entry that somebody else removed: cleaners of /tmp and /run, a rm -rf ---- */
+
+static bool is_gone(const char *path, const char *name) {
+    struct stat status;
+    char full[PATH_MAX];
+    int length = snprintf(full, sizeof full, "%s/%s", path, name);
+    if (length < 0 || (size_t)length >= sizeof full)
+        return false;
+    return lstat(full, &status) < 0 && (errno == ENOENT || errno == ENOTDIR);
+}
+
+/* By the path, as others look for it: the directory may have been removed, or mounted over. */
+bool tp_entry_is_lost(const struct tp_entry *entry, const char *path) {
+    return entry->open && (is_gone(path, entry->socket_name) || is_gone(path, entry->lock_name));
+}
+
+/* The removed directory can still be asked by its fd. */
+static void restore_mode(int fd, int old_fd) {
+    struct stat old;
+    if (fstat(old_fd, &old) < 0)
+        return;
+    mode_t mode = old.st_mode & 07777 & ~(mode_t)S_IWOTH;
+    if (fchown(fd, old.st_uid, old.st_gid) < 0)
+        mode &= ~(mode_t)S_IWGRP; /* the group is another one */
+    (void)fchmod(fd, mode);
+}
+
+static int open_again(const struct tp_entry *entry, const char *path,
+                      const struct tp_config *config, char *ret_error, size_t error_bytes) {
+    bool made = entry->socket_name[0] == 's' && mkdir(path, 0700) == 0;
+    int fd = tp_host_open_dir(path, false, config, ret_error, error_bytes);
+    if (fd < 0)
+        return fd;
+    if (made)
+        restore_mode(fd, entry->dir_fd);
+    (void)tp_fork_close_add(fd);
+    return fd;
+}
+
+static int renew(struct tp_entry *entry, const char *path, const struct tp_config *config,
+                 char *ret_error, size_t error_bytes) {
+    struct names names;
+    struct tp_entry renewed = *entry;
+    fill_names(entry->socket_name[0], entry->socket_name + 2, &names);
+    renewed.dir_fd = open_again(entry, path, config, ret_error, error_bytes);
+    if (renewed.dir_fd < 0)
+        return renewed.dir_fd;
+    bool locked = same_file(renewed.dir_fd, names.lock_name, entry->lock_fd);
+    if (!locked)
+        renewed.lock_fd = make_lock(renewed.dir_fd, names.lock_name);
+    int result = renewed.lock_fd < 0
+                     ? renewed.lock_fd
+                     : make_socket(renewed.dir_fd, &names, config->allow_uid_count > 0);
+    if (result < 0) {
+        snprintf(ret_error, error_bytes, "%s", strerror(-result));
+        if (!locked && renewed.lock_fd >= 0) {
+            (void)unlinkat(renewed.dir_fd, names.lock_name, 0);
+            close_listed(renewed.lock_fd);
+        }
+        close_listed(renewed.dir_fd);
+        return result;
+    }
+    renewed.listen_fd = result;
+    (void)shutdown(entry->listen_fd, SHUT_RDWR);
+    close_listed(entry->listen_fd);
+    if (!locked)
+        close_listed(entry->lock_fd);
+    close_listed(entry->dir_fd);
+    *entry = renewed;
+    return 0;
+}
+
+int tp_entry_renew(struct tp_entry *entry, const char *path, const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    char error[512] = "";
+    bool store = entry->socket_name[0] == 's';
+    int result = renew(entry, path, config, error, sizeof error);
+    if (result == 0) {
+        entry->lost = false;
+        tp_log_once(&said, TP_LOG_WARN,
+                    "somebody removed the entry of this process from %s: put back; keep what "
+                    "cleans up there (tmpfiles.d, tmpwatch) off that directory",
+                    path);
+    } else if (!entry->lost && (store || result != -ENOENT)) {
+        entry->lost = true;
+        tp_log(TP_LOG_WARN,
+               "somebody removed the entry of this process from %s, and it cannot be put back: %s; "
+               "%s until it can",
+               path, error,
+               store ? "connected engines are served, others go through Mooncake"
+                     : "transfers work, but tidepool status does not show us");
+    }
+    return result;
 }
 
 /* "<s|e>-<32 hex>.lock", by way of the one parser of names. */

@@ -34,6 +34,7 @@
 #define RETRY_MS 20      /* between tries of an answer that has to wait */
 #define TICK_MS 250      /* while somebody has not said HELLO */
 #define EXHAUSTED_MS 500 /* pause of accepting when this process is out of fds */
+#define LOOK_MS 2000     /* between looks whether our entries are still in their directories */
 
 enum { STORE, ENGINE, ENTRIES };
 
@@ -42,8 +43,8 @@ enum { TAG_WAKE, TAG_LISTENER, TAG_SESSION = TAG_LISTENER + ENTRIES };
 
 static struct {
     pthread_mutex_t lock;         /* entries, name, running; never held while logging or sending */
-    pthread_mutex_t control_lock; /* one start or stop at a time; taken before `lock` */
-    struct tp_entry entries[ENTRIES];
+    pthread_mutex_t control_lock; /* one start, look or stop at a time; taken before `lock` */
+    struct tp_entry entries[ENTRIES]; /* written under both locks */
     char name[256];
     uint64_t name_version;
     const struct tp_config *config;
@@ -64,6 +65,7 @@ struct loop {
     struct tp_session sessions[SESSIONS];
     bool watched[SESSIONS]; /* EPOLLIN is armed */
     uint64_t exhausted_until_ms;
+    uint64_t next_look_ms;
     bool announce;
 };
 
@@ -231,8 +233,39 @@ static void run_events(struct loop *loop, const struct epoll_event *events, int 
     }
 }
 
+static const char *directory_of(unsigned which, const struct tp_config *config) {
+    return which == STORE ? config->store.socket_dir : config->engine.socket_dir;
+}
+
+static void look_after_entry(unsigned which) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = TAG_LISTENER + which};
+    const char *path = directory_of(which, server.config);
+    struct tp_entry entry = server.entries[which];
+    if (!tp_entry_is_lost(&entry, path))
+        return;
+    int result = tp_entry_renew(&entry, path, server.config);
+    if (result == 0 && epoll_ctl(server.epoll_fd, EPOLL_CTL_ADD, entry.listen_fd, &event) < 0)
+        (void)unlinkat(entry.dir_fd, entry.socket_name, 0); /* the next look tries again */
+    pthread_mutex_lock(&server.lock);
+    server.entries[which] = entry;
+    pthread_mutex_unlock(&server.lock);
+}
+
+/* Whoever starts or stops the server meanwhile is not waited for: the next look will do. */
+static void look_after_entries(struct loop *loop, uint64_t now) {
+    if (now < loop->next_look_ms)
+        return;
+    loop->next_look_ms = now + LOOK_MS;
+    if (pthread_mutex_trylock(&server.control_lock) != 0)
+        return;
+    for (unsigned i = 0; i < ENTRIES; i++)
+        look_after_entry(i);
+    pthread_mutex_unlock(&server.control_lock);
+}
+
 static void tick(struct loop *loop) {
     uint64_t now = now_ms();
+    look_after_entries(loop, now);
     if (loop->exhausted_until_ms != 0 && now >= loop->exhausted_until_ms) {
         loop->exhausted_until_ms = 0;
         arm_listeners(true);
@@ -257,11 +290,14 @@ static void tick(struct loop *loop) {
 }
 
 static int next_timeout(const struct loop *loop) {
-    int timeout = loop->exhausted_until_ms != 0 ? TICK_MS : -1;
+    uint64_t now = now_ms();
+    int timeout = loop->next_look_ms > now ? (int)(loop->next_look_ms - now) : 0;
+    if (loop->exhausted_until_ms != 0 && timeout > TICK_MS)
+        timeout = TICK_MS;
     for (unsigned i = 0; i < SESSIONS; i++) {
         if (loop->sessions[i].state != TP_SESSION_FREE && loop->sessions[i].waiting)
-            return RETRY_MS;
-        if (loop->sessions[i].state == TP_SESSION_GREETING)
+            return timeout < RETRY_MS ? timeout : RETRY_MS;
+        if (loop->sessions[i].state == TP_SESSION_GREETING && timeout > TICK_MS)
             timeout = TICK_MS;
     }
     return timeout;
@@ -364,7 +400,7 @@ static int start_thread(const struct tp_config *config) {
 }
 
 static int make_entry(unsigned which, const struct tp_config *config, struct tp_entry *ret_entry) {
-    const char *path = which == STORE ? config->store.socket_dir : config->engine.socket_dir;
+    const char *path = directory_of(which, config);
     char error[512] = "";
     int dir_fd = tp_host_open_dir(path, true, config, error, sizeof error);
     if (dir_fd < 0) {

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "env/env.h"
@@ -33,6 +34,8 @@
 /* Page tables of 16 MiB in 4 KiB pages take about a millisecond, and the thread has connections to
  * look after. */
 #define PREFAULT_BYTES (UINT64_C(16) << 20)
+#define RETRY_MS 1000 /* doubled after each failure */
+#define RETRY_MAX_MS 30000
 
 static void segment_free(struct tp_peer_segment *segment) {
     free(segment->mapped);
@@ -51,6 +54,58 @@ static void segment_free(struct tp_peer_segment *segment) {
 
 static bool is_cumem(const struct tp_peer_segment *segment) {
     return segment->message.kind == TP_WIRE_CUMEM;
+}
+
+/* ---- what fails is tried again ---- */
+
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* Memory, fds and the driver's patience run out and come back. */
+static void retry_later(struct tp_peer *peer) {
+    uint64_t now = now_ms();
+    if (peer->retry)
+        return;
+    bool anew = peer->retry_wait_ms == 0 || now - peer->retry_ms > RETRY_MAX_MS;
+    peer->retry_wait_ms = anew ? RETRY_MS : 2 * peer->retry_wait_ms;
+    if (peer->retry_wait_ms > RETRY_MAX_MS)
+        peer->retry_wait_ms = RETRY_MAX_MS;
+    peer->retry_ms = now + peer->retry_wait_ms;
+    peer->retry = true;
+}
+
+static void piece_failed(struct tp_peer *peer, struct tp_peer_segment *segment, uint32_t index) {
+    tp_count(TP_IMPORT_FAILURES, 1);
+    if (segment->stages[index] == TP_PIECE_LOST)
+        return;
+    segment->stages[index] = TP_PIECE_FAILED;
+    retry_later(peer);
+}
+
+static void ask_anew(struct tp_peer_segment *segment) {
+    if (is_cumem(segment) && !segment->reserved)
+        segment->reserved_bytes = 0;
+    for (uint32_t i = 0; i < segment->message.piece_count; i++) {
+        if (segment->stages[i] == TP_PIECE_FAILED)
+            segment->stages[i] = TP_PIECE_ABSENT;
+    }
+    segment->next_piece = 0;
+    segment->tickets_seen = 0;
+}
+
+void tp_import_retry(struct tp_peer *peer, uint64_t now_ms) {
+    uint32_t high = atomic_load(&peer->segment_high);
+    if (!peer->retry || now_ms < peer->retry_ms)
+        return;
+    peer->retry = false;
+    peer->shut = 0;
+    for (uint32_t i = 0; i < high; i++) {
+        if (atomic_load(&peer->segments[i].state) == TP_SEGMENT_LIVE)
+            ask_anew(&peer->segments[i]);
+    }
 }
 
 /* Addresses for memory that is mmapped. */
@@ -119,9 +174,11 @@ bool tp_import_ready(struct tp_peer *peer, struct tp_peer_segment *segment) {
     bool missed = atomic_load_explicit(&segment->tickets, memory_order_relaxed) != 0;
     if (segment->reserved_bytes || !tp_vmm_usable(missed))
         return false;
-    segment->reserved_bytes = segment->message.map_bytes; /* a failure is not tried again */
+    segment->reserved_bytes = segment->message.map_bytes;
     segment->reserved = tp_vmm_reserve(segment->reserved_bytes);
     segment->address = segment->reserved;
+    if (!segment->reserved)
+        retry_later(peer);
     look_for_devices(peer);
     return segment->reserved;
 }
@@ -184,15 +241,47 @@ void tp_import_next(struct tp_peer *peer, struct tp_peer_segment *segment, bool 
 
 /* ---- pieces ---- */
 
-static int map_file(const struct tp_peer_segment *segment, char *at, uint64_t bytes, int fd) {
+static void piece_mapped(struct tp_peer_segment *segment, uint32_t index, char *at,
+                         uint64_t bytes) {
+    /* A child could outlive us and keep a dead store's pages; a core file of a store's size helps
+     * nobody. */
+    (void)madvise(at, bytes, MADV_DONTFORK);
+    (void)madvise(at, bytes, MADV_DONTDUMP);
+    segment->stages[index] = TP_PIECE_MAPPED;
+    atomic_store_explicit(&segment->mapped[index], 1, memory_order_release);
+    atomic_fetch_add_explicit(&segment->mapped_count, 1, memory_order_release);
+}
+
+/*
+ * mmap with MAP_FIXED may take away what was there and then fail (hugetlbfs has no page left, say):
+ * nobody owns these addresses then, and the next mmap of any thread may get them. Claim them again
+ * at once. EEXIST: the kernel has left our reservation in place. When they cannot be claimed,
+ * another try could hit somebody else's memory.
+ */
+static bool still_reserved(char *at, uint64_t bytes) {
+    void *again = mmap(at, bytes, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (again != MAP_FAILED && again != at) /* a kernel before 4.17 */
+        munmap(again, bytes);
+    return again == at || (again == MAP_FAILED && errno == EEXIST);
+}
+
+static int map_file(struct tp_peer_segment *segment, uint32_t index, int fd) {
     const struct tp_msg_segment *message = &segment->message;
+    char *at = segment->address + (uint64_t)index * message->piece_bytes;
+    uint64_t bytes = tp_wire_piece_bytes(message, index);
     int error = tp_steady_check(fd, bytes);
     if (error)
         return error;
-    if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-        return -errno;
+    if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+        error = -errno;
+        if (!still_reserved(at, bytes))
+            segment->stages[index] = TP_PIECE_LOST;
+        return error;
+    }
     if (message->page_bytes < HUGE_BYTES)
         (void)madvise(at, bytes, MADV_HUGEPAGE); /* the kernel may be built or told not to */
+    piece_mapped(segment, index, at, bytes);
     return 0;
 }
 
@@ -225,28 +314,14 @@ static int map_cumem(struct tp_peer *peer, struct tp_peer_segment *segment, uint
     return error;
 }
 
-static void piece_mapped(struct tp_peer_segment *segment, uint32_t index, char *at,
-                         uint64_t bytes) {
-    /* A child could outlive us and keep a dead store's pages; a core file of a store's size helps
-     * nobody. */
-    (void)madvise(at, bytes, MADV_DONTFORK);
-    (void)madvise(at, bytes, MADV_DONTDUMP);
-    segment->stages[index] = TP_PIECE_MAPPED;
-    atomic_store_explicit(&segment->mapped[index], 1, memory_order_release);
-    atomic_fetch_add_explicit(&segment->mapped_count, 1, memory_order_release);
-}
-
 int tp_import_piece(struct tp_peer *peer, struct tp_peer_segment *segment, uint32_t index, int fd) {
-    const struct tp_msg_segment *message = &segment->message;
-    uint64_t bytes = tp_wire_piece_bytes(message, index);
+    uint64_t bytes = tp_wire_piece_bytes(&segment->message, index);
     if (bytes == 0 || segment->stages[index] != TP_PIECE_ASKED)
         return -EPROTO;
-    if (is_cumem(segment))
-        return map_cumem(peer, segment, index, fd);
-    char *at = segment->address + (uint64_t)index * message->piece_bytes;
-    int error = map_file(segment, at, bytes, fd);
-    if (!error)
-        piece_mapped(segment, index, at, bytes);
+    int error =
+        is_cumem(segment) ? map_cumem(peer, segment, index, fd) : map_file(segment, index, fd);
+    if (error && error != -EPROTO)
+        piece_failed(peer, segment, index);
     return error;
 }
 
@@ -267,14 +342,17 @@ void tp_import_ended(const struct tp_import_job *job) {
     peer->jobs--;
     if (job->error == -ECANCELED)
         return;
-    /* A GPU that the driver refused once is not tried again. */
-    uint64_t refused = job->error ? 0 : job->devices & ~job->opened;
-    if (job->error || refused)
+    if (job->error) {
+        piece_failed(peer, segment, piece);
+        return;
+    }
+    uint64_t refused = job->devices & ~job->opened;
+    if (refused) {
         tp_count(TP_IMPORT_FAILURES, 1);
+        retry_later(peer);
+    }
     peer->shut |= refused;
     peer->opening &= ~refused;
-    if (job->error)
-        return; /* what was asked for stays so */
     atomic_fetch_or_explicit(&segment->opened[piece], job->opened, memory_order_release);
     /* A request that misses it from here on, for want of another GPU's access, says so anew. */
     atomic_store_explicit(&segment->missed[piece], 0, memory_order_relaxed);
@@ -347,12 +425,24 @@ static void drop_cumem(struct tp_peer_segment *segment) {
     tp_vmm_unreserve(segment->reserved, segment->reserved_bytes);
 }
 
+/* Addresses that nothing else may get. */
+static void block(char *at, uint64_t bytes) {
+    (void)mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+               0);
+}
+
 static void drop_mapped(struct tp_peer_segment *segment, bool stuck) {
-    if (!stuck)
+    const struct tp_msg_segment *message = &segment->message;
+    if (memchr(segment->stages, TP_PIECE_LOST, message->piece_count)) {
+        for (uint32_t i = 0; i < message->piece_count; i++) {
+            if (segment->stages[i] != TP_PIECE_LOST)
+                block(segment->address + i * message->piece_bytes, tp_wire_piece_bytes(message, i));
+        }
+    } else if (stuck) { /* CUDA goes on taking these addresses for the old pages */
+        block(segment->reserved, segment->reserved_bytes);
+    } else {
         munmap(segment->reserved, segment->reserved_bytes);
-    else /* CUDA goes on taking these addresses for the old pages: nothing else may get them */
-        (void)mmap(segment->reserved, segment->reserved_bytes, PROT_NONE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    }
 }
 
 void tp_import_drop(struct tp_peer_segment *segment) {

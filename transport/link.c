@@ -312,7 +312,8 @@ static enum tp_link_end pieces_came(struct tp_link *link, const struct tp_msg_pi
             return TP_LINK_BROKEN;
         if (error)
             tp_log_once(&said, TP_LOG_WARN,
-                        "cannot map piece %u of store %s: %s; requests to it are left to Mooncake",
+                        "cannot map piece %u of store %s: %s; requests to it are left to Mooncake, "
+                        "and it is tried again",
                         message->first + i, link->name ? link->name->text : "", strerror(-error));
     }
     want->first += message->count;
@@ -457,6 +458,7 @@ enum tp_link_end tp_link_work(struct tp_link *link, uint64_t now_ms, bool *ret_b
     bool ready[TP_WIRE_MAX_SEGMENTS] = {false};
     if (link->state == TP_LINK_HELLO)
         return now_ms >= link->deadline_ms ? TP_LINK_SILENT : TP_LINK_LIVES;
+    tp_import_retry(link->peer, now_ms);
     if (look_at_segments(link, ready) == 0)
         return TP_LINK_LIVES;
     unsigned in_flight = wants_in_flight(link);
@@ -515,6 +517,8 @@ bool tp_link_drain(struct tp_link *link) {
     atomic_store(&link->peer->devices_wanted, 0);
     link->peer->opening = 0;
     link->peer->shut = 0;
+    link->peer->retry = false;
+    link->peer->retry_wait_ms = 0;
     atomic_store(&link->peer->name, NULL);
     link->name = NULL;
     link->state = TP_LINK_FREE;

@@ -29,9 +29,11 @@ enum tp_segment_state { TP_SEGMENT_EMPTY, TP_SEGMENT_LIVE, TP_SEGMENT_GONE };
 
 enum tp_piece_stage {
     TP_PIECE_ABSENT,
-    TP_PIECE_ASKED, /* for its fd, or being mapped; for good when that failed */
+    TP_PIECE_ASKED, /* for its fd, or being mapped */
     TP_PIECE_MAPPED,
     TP_PIECE_OPENING, /* to more GPUs */
+    TP_PIECE_FAILED,  /* could not be mapped; absent again at the next retry */
+    TP_PIECE_LOST,    /* could not be mapped, and its addresses may be somebody else's now */
 };
 
 struct tp_peer_segment {
@@ -69,8 +71,11 @@ struct tp_peer {
     _Atomic uint64_t devices_wanted; /* by any thread: GPUs that were asked about, a bit each */
     /* The peer thread's own: */
     uint64_t opening; /* GPUs that get access to every piece */
-    uint64_t shut;    /* GPUs that the driver refused */
+    uint64_t shut;    /* GPUs that the driver refused; none any more at the next retry */
     unsigned jobs;    /* with the import threads */
+    bool retry;       /* something failed and is to be tried again, at retry_ms */
+    uint64_t retry_ms;
+    unsigned retry_wait_ms; /* the last one */
     _Alignas(64) _Atomic uint32_t refs;
     _Alignas(64) struct tp_peer_segment segments[TP_WIRE_MAX_SEGMENTS];
 };
@@ -92,9 +97,17 @@ int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segme
 
 /*
  * Map piece `index` from `fd` (which stays the caller's): at once, or for CUDA memory by an import
- * thread. -EPROTO: the fd is not what the store promised. Or -errno.
+ * thread. -EPROTO: the fd is not what the store promised. Or -errno: the piece is asked for anew
+ * later.
  */
 int tp_import_piece(struct tp_peer *peer, struct tp_peer_segment *segment, uint32_t index, int fd);
+
+/*
+ * Have what has failed of this peer asked for anew, once it has waited long enough: pieces,
+ * addresses, GPUs' access. After 1 s, then ever later, after 30 s at most; what fails after a long
+ * time without failures begins at 1 s again.
+ */
+void tp_import_retry(struct tp_peer *peer, uint64_t now_ms);
 
 /* Take what an import thread has done. */
 struct tp_import_job;

@@ -71,7 +71,7 @@ char *tp_vmm_reserve(uint64_t bytes) {
         return (char *)(uintptr_t)address; /* NOLINT(performance-no-int-to-ptr) */
     tp_log_once(&said, TP_LOG_WARN,
                 "no addresses for a store's segment of %llu bytes: cuMemAddressReserve: %s (ulimit "
-                "-v); its transfers are left to Mooncake",
+                "-v); its transfers are left to Mooncake, and it is tried again",
                 (unsigned long long)bytes, tp_cuda_error(result));
     return NULL;
 }
@@ -127,7 +127,7 @@ static uint64_t open_singly(const struct tp_cuda *cuda, const char *address, uin
         else
             tp_log_once(&said, TP_LOG_WARN,
                         "GPU %d cannot be given access to a store's memory: cuMemSetAccess: %s; "
-                        "its requests are left to Mooncake",
+                        "its requests are left to Mooncake, and it is tried again",
                         device, tp_cuda_error(result));
     }
     return opened;
@@ -165,7 +165,7 @@ int tp_vmm_map(char *address, uint64_t bytes, int fd, uint64_t devices, uint64_t
     tp_log_once(
         &said, TP_LOG_WARN,
         "cannot map %llu MiB of a store's CUDA host memory: %s: %s; requests to it are left "
-        "to Mooncake",
+        "to Mooncake, and it is tried again",
         (unsigned long long)bytes >> 20, call, tp_cuda_error(result));
     return -EREMOTEIO;
 }

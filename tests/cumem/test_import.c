@@ -212,9 +212,10 @@ Test(cumem_import, a_gpu_that_is_refused_access_is_left_to_mooncake, .timeout = 
     cr_assert_gt(rig_counter(TP_IMPORT_FAILURES), 0);
     cr_assert_leq(rig_counter(TP_IMPORT_FAILURES), 2, "at most what was under way");
     double_fail("");
-    cr_assert_not(becomes_open(1, 200), "it is not tried again");
+    cr_assert_not(becomes_open(1, 200), "it is not tried again at once");
     cr_assert(becomes_open(0, 5000));
     cr_assert(reaches(0, 1000));
+    cr_assert(becomes_open(1, 5000), "but later");
     kill_store();
     double_proper(0);
 }
@@ -270,8 +271,37 @@ Test(cumem_import, one_piece_that_fails_leaves_the_others, .timeout = 30) {
     double_fail("cuMemMap:2=2");
     unsigned reached = 0;
     for (uint64_t offset = 0; offset < SEGMENT_BYTES; offset += 4 * MIB)
-        reached += reaches(offset, 1000);
+        reached += reaches(offset, 300);
     cr_assert_eq(reached, 2);
+    kill_store();
+    double_proper(0);
+}
+
+Test(cumem_import, a_piece_that_fails_once_is_tried_again, .timeout = 30) {
+    start();
+    double_fail("cuMemMap:2=2");
+    cr_assert(all_mapped());
+    cr_assert_eq(rig_counter(TP_IMPORT_FAILURES), 1);
+    kill_store();
+    double_proper(0);
+}
+
+Test(cumem_import, addresses_that_are_refused_once_are_asked_for_again, .timeout = 30) {
+    start();
+    double_fail("cuMemAddressReserve:1=2");
+    cr_assert_not(reaches(0, 300));
+    cr_assert(all_mapped());
+    kill_store();
+    double_proper(0);
+}
+
+/* Tried at once, after one second and after two more: never a flood. */
+Test(cumem_import, what_goes_on_failing_is_tried_ever_later, .timeout = 30) {
+    start();
+    double_fail("cuMemMap:*=2");
+    cr_assert_not(reaches(0, 5500));
+    cr_assert_geq(rig_counter(TP_IMPORT_FAILURES), 6);
+    cr_assert_leq(rig_counter(TP_IMPORT_FAILURES), 9);
     kill_store();
     double_proper(0);
 }

@@ -7,6 +7,7 @@ Run with the CUDA wheel's Python, TIDEPOOL_BUILD=<build>.
 
 import json
 import pathlib
+import select
 import shutil
 import signal
 import subprocess
@@ -58,16 +59,17 @@ def engine(host, **settings):  # noqa: F811
                        PYTHONPATH=str(ROOT / "tests" / "fakecuda"))
 
 
-def run(host, segments, **settings):  # noqa: F811
+def run(host, segments, limit=None, **settings):  # noqa: F811
     """The counters of the engine when all bytes are compared, its process and the store's."""
     store = host.python("store", STORE, MC_STORE_SHM_SEGMENT_DIR=segments, TIDEPOOL_SOCKET_DIR=str(host.directory))
     assert store.stdout.readline().strip() == "0", host.log("store")
     process = engine(host, **settings)
+    while not select.select([process.stdout], [], [], 0.02)[0]:
+        assert limit is None or counters(host.status()).get("registered_bytes", 0) <= limit
     assert process.stdout.readline().strip() == "ready", host.log("engine")
     seen = counters(host.status())
     assert seen["copy_failed"] == 0 and seen["register_failures"] == 0
     assert seen["local_write_bytes"] >= 78 << 20 and seen["local_read_bytes"] >= 156 << 20
-    assert seen["kernel_bytes"] > 0 and seen["register_hits"] > 0
     return seen, process, store
 
 
@@ -90,6 +92,7 @@ def end_well(host, process, store):  # noqa: F811
 
 def test_a_store_on_memfd_without_a_limit(host):  # noqa: F811
     seen, process, store = run(host, "memfd")
+    assert seen["kernel_bytes"] > 0 and seen["register_hits"] > 0
     assert seen["register_evictions"] == 0
     assert seen["registered_bytes"] >= 78 << 20
     assert seen["register_hits"] > seen["register_misses"]
@@ -105,10 +108,12 @@ def tmpfs():
     shutil.rmtree(folder, ignore_errors=True)
 
 
+# Whether a copy finds its chunk before that gives way is a matter of time: nothing is said about hits here.
 def test_a_store_on_tmpfs_within_a_limit(host, tmpfs):  # noqa: F811
-    seen, process, store = run(host, str(tmpfs), register_max_bytes="16M", register_ahead_chunks=1)
-    assert 0 < seen["registered_bytes"] <= 16 << 20
-    assert seen["register_evictions"] > 0
+    limit = 16 << 20
+    seen, process, store = run(host, str(tmpfs), limit, register_max_bytes="16M", register_ahead_chunks=1)
+    assert seen["registered_bytes"] <= limit
+    assert seen["registrations"] >= seen["register_evictions"] > 0
     end_well(host, process, store)
 
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The server hands out pieces and counters, and no client can hurt another. */
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -713,6 +714,126 @@ Test(server, a_directory_that_others_may_write_is_refused) {
     tp_server_stop();
     cr_assert_eq(bench_names(config), 0);
     cr_assert(bench_config_free(config));
+}
+
+/* Remove what the directory holds; `ending`: only names that end so. */
+static void clean(const struct tp_config *config, const char *ending) {
+    int fd = open(config->store.socket_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *directory = fdopendir(fd);
+    const struct dirent *entry;
+    while ((entry = readdir(directory)) != NULL) {
+        size_t length = strlen(entry->d_name);
+        if (entry->d_name[0] != '.' && length > strlen(ending) &&
+            strcmp(entry->d_name + length - strlen(ending), ending) == 0)
+            cr_assert_eq(unlinkat(fd, entry->d_name, 0), 0);
+    }
+    closedir(directory);
+}
+
+static bool names_become(const struct tp_config *config, unsigned count, long ms) {
+    for (long waited = 0; waited < ms; waited += 50) {
+        if (access(config->store.socket_dir, F_OK) == 0 && bench_names(config) == count)
+            return true;
+        pause_ms(50);
+    }
+    return false;
+}
+
+static unsigned said(int fd, const char *words) {
+    static char text[65536];
+    ssize_t bytes = pread(fd, text, sizeof text - 1, 0);
+    unsigned count = 0;
+    text[bytes < 0 ? 0 : bytes] = 0;
+    for (const char *at = text; (at = strstr(at, words)) != NULL; at++)
+        count++;
+    return count;
+}
+
+/* Standard error goes to a file from now on. */
+static int take_stderr(void) {
+    int fd = memfd_create("stderr", MFD_CLOEXEC);
+    cr_assert_geq(dup2(fd, 2), 0);
+    return fd;
+}
+
+Test(server, an_entry_that_somebody_removes_is_put_back) {
+    static const char *const endings[] = {".sock", ".lock", ""};
+    int log = take_stderr();
+    struct store store = start_store();
+    struct tp_msg message;
+    int first = bench_attach(store.config);
+    bench_expect(first, TP_MSG_SEGMENT, &message);
+    unsigned fds = bench_fds();
+    for (unsigned i = 0; i < 3; i++) {
+        clean(store.config, endings[i]);
+        cr_assert_lt(bench_names(store.config), 2);
+        cr_assert(names_become(store.config, 2, 5000), "%s", endings[i]);
+        int fd = bench_attach(store.config);
+        struct tp_msg again;
+        bench_expect(fd, TP_MSG_SEGMENT, &again);
+        close(fd);
+        cr_assert(bench_fds_become(fds));
+        expect_served(first, &message.body.segment);
+        int dir = open(store.config->store.socket_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        cr_assert_eq(tp_server_sweep(dir), 0, "its lock is not held");
+        close(dir);
+    }
+    cr_assert_eq(said(log, "put back"), 1);
+    close(first);
+    end_store(&store);
+}
+
+Test(server, a_directory_that_somebody_removes_is_made_again_as_it_was) {
+    struct store store = start_store();
+    struct tp_msg message;
+    struct stat status;
+    const char *path = store.config->store.socket_dir;
+    cr_assert_eq(chmod(path, 0750), 0);
+    int first = bench_attach(store.config);
+    bench_expect(first, TP_MSG_SEGMENT, &message);
+    clean(store.config, "");
+    cr_assert_eq(rmdir(path), 0);
+    cr_assert(names_become(store.config, 2, 5000));
+    cr_assert_eq(stat(path, &status), 0);
+    cr_assert_eq(status.st_mode & 07777, 0750);
+    expect_served(first, &message.body.segment);
+    close(first);
+    first = bench_attach(store.config);
+    close(first);
+    end_store(&store);
+}
+
+/* The directory is the store's to make: an engine of another user would lock it out. */
+Test(server, an_engines_entry_is_put_back_once_there_is_a_directory) {
+    struct tp_config *config = bench_config(0);
+    const char *path = config->engine.socket_dir;
+    cr_assert_eq(tp_server_start(false, config), 0);
+    clean(config, "");
+    cr_assert(names_become(config, 2, 5000));
+    clean(config, "");
+    cr_assert_eq(rmdir(path), 0);
+    cr_assert_not(names_become(config, 2, 2500));
+    cr_assert_eq(mkdir(path, 0700), 0);
+    cr_assert(names_become(config, 2, 5000));
+    tp_server_stop();
+    cr_assert(bench_config_free(config));
+}
+
+Test(server, an_entry_is_not_put_into_a_directory_that_others_may_write) {
+    int log = take_stderr();
+    struct store store = start_store();
+    struct tp_msg message;
+    int first = bench_attach(store.config);
+    bench_expect(first, TP_MSG_SEGMENT, &message);
+    cr_assert_eq(chmod(store.config->store.socket_dir, 0777), 0);
+    clean(store.config, "");
+    cr_assert_not(names_become(store.config, 2, 2500));
+    cr_assert_eq(said(log, "cannot be put back"), 1);
+    expect_served(first, &message.body.segment);
+    cr_assert_eq(chmod(store.config->store.socket_dir, 0700), 0);
+    cr_assert(names_become(store.config, 2, 5000));
+    close(first);
+    end_store(&store);
 }
 
 Test(server, names_that_are_too_long) {
