@@ -74,10 +74,6 @@ void tp_parse_wrong(struct tp_config *config, unsigned halves, const char *forma
         add_notice(config, text);
 }
 
-void tp_parse_inactive(struct tp_config *config, const char *name) {
-    tp_parse_notice(config, "%s is accepted but does not act in this version", name);
-}
-
 bool tp_parse_directory(struct tp_config *config, unsigned halves, const char *name,
                         const char *value, char ret_dir[static PATH_MAX]) {
     size_t length = strnlen(value, PATH_MAX);

@@ -36,9 +36,6 @@ void tp_parse_notice(struct tp_config *config, const char *format, ...)
 void tp_parse_wrong(struct tp_config *config, unsigned halves, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The notice for a setting that is accepted but does not act in this version. */
-void tp_parse_inactive(struct tp_config *config, const char *name);
-
 /* A directory for sockets or segments must be an absolute path that fits. False after a finding. */
 bool tp_parse_directory(struct tp_config *config, unsigned halves, const char *name,
                         const char *value, char ret_dir[static PATH_MAX]);

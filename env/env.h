@@ -119,8 +119,7 @@ struct tp_config {
     unsigned allow_uid_count; /* TIDEPOOL_ALLOW_UIDS=1000,1001: peers accepted besides root and our
                                  own uid */
     uid_t allow_uids[TP_MAX_UIDS];
-    unsigned notice_count; /* settings that are accepted but do not act yet, and unknown values of
-                              no consequence */
+    unsigned notice_count; /* unknown keys, and values of no consequence */
     char notices[16][256];
 };
 
@@ -153,7 +152,6 @@ struct tp_setting {
     const char *expected; /* the values taken, in words: "a directory", "0 or 1" */
     const char *default_value; /* in words */
     const char *meaning;
-    bool active; /* false: accepted and checked, acts in a later version */
 };
 extern const struct tp_setting tp_settings[];
 

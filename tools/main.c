@@ -19,6 +19,7 @@ static const struct {
     {"run", tool_run, "start a program with the library preloaded, as store, engine or both"},
     {"status", tool_status, "what the processes that share a directory are doing"},
     {"doctor", tool_doctor, "is this host, this configuration and this Mooncake fit?"},
+    {"bench", tool_bench, "what copies reach on this machine: its GPUs, and its stores' memory"},
     {"settings", tool_settings, "every setting: what it takes, its default, what it does"},
 };
 
@@ -99,7 +100,8 @@ int main(int argc, char **argv) {
     int command = find_command(argv[1]);
     if (command < 0) {
         tool_error("",
-                   "there is no command '%s'; the commands are run, status, doctor and settings "
+                   "there is no command '%s'; the commands are run, status, doctor, bench and "
+                   "settings "
                    "(tidepool --help)",
                    argv[1]);
         return TOOL_USAGE;

@@ -31,9 +31,8 @@ static void print_help(FILE *out) {
 
 static void print_text(void) {
     for (const struct tp_setting *s = tp_settings; s->name; s++) {
-        (void)printf("%s\n    takes %s; default: %s%s\n    %s\n", s->name, s->expected,
-                     s->default_value, s->active ? "" : " (accepted, does not act yet)",
-                     s->meaning);
+        (void)printf("%s\n    takes %s; default: %s\n    %s\n", s->name, s->expected,
+                     s->default_value, s->meaning);
     }
 }
 
@@ -42,10 +41,9 @@ static int print_json(void) {
     char *text = NULL;
 
     for (const struct tp_setting *s = tp_settings; s->name; s++) {
-        (void)json_array_append_new(list,
-                                    json_pack("{s:s, s:s, s:s, s:s, s:b}", "name", s->name,
-                                              "expected", s->expected, "default", s->default_value,
-                                              "meaning", s->meaning, "active", s->active));
+        (void)json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "name", s->name,
+                                                    "expected", s->expected, "default",
+                                                    s->default_value, "meaning", s->meaning));
     }
     text = json_dumps(list, JSON_INDENT(2));
     json_decref(list);
@@ -81,8 +79,7 @@ static void print_roff_settings(void) {
         print_roff(s->expected);
         (void)fputs("; default: ", stdout);
         print_roff(s->default_value);
-        (void)fputs(s->active ? ".\n.br\n" : ". Accepted and checked, does not act yet.\n.br\n",
-                    stdout);
+        (void)fputs(".\n.br\n", stdout);
         print_roff(s->meaning);
         (void)putchar('\n');
     }

@@ -20,12 +20,12 @@
 #include "transport/registrar.h"
 
 /*
- * Registering costs 50 us a MiB for pages of 4 KiB and 22 for huge ones, copying 19, and copying
- * what is not registered 130 to the GPU and 70 from it (H200, PCIe Gen5). So 4 MiB take 0.2 ms, a
- * wait that a submit can bear; the fixed cost of the call (some 20 us) stays small beside it; copy
- * engines are at their full speed (54 of 55 GB/s); and half a chunk, the least that pays at once,
- * is one vLLM block of a 32B model (2 MiB). Larger chunks would register more that nobody asked
- * for.
+ * Registering costs 50 to 60 us a MiB for pages of 4 KiB and 22 to 32 for huge ones in chunks of 16
+ * MiB and more; in chunks of 4 MiB 55 to 100 and 40 to 47; giving back another 20 to 40. Copying
+ * takes 19, and copying what is not registered 130 to the GPU and 70 from it (H200, PCIe Gen5). So
+ * 4 MiB take 0.2 to 0.4 ms, a wait that a submit can bear; copy engines are at their full speed (54
+ * of 55 GB/s); and half a chunk, the least that pays at once, is one vLLM block of a 32B model (2
+ * MiB). Larger chunks would register more that nobody asked for.
  */
 #define TP_CHUNK_BYTES (UINT64_C(4) << 20)
 

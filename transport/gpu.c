@@ -43,6 +43,7 @@ struct tp_gpu {
     tp_cu_function kernel; /* NULL: none */
     unsigned blocks;       /* 0: by size */
     _Atomic uint64_t kernel_max[2];
+    _Atomic bool calibrated;
     _Atomic bool lost;  /* its context no longer works: nothing more is sent */
     bool pageable;      /* reads any memory of the process by itself (HMM, ATS) */
     bool host_pointers; /* registered memory has one address for the CPU and for it */
@@ -173,6 +174,7 @@ static void *run_make(void *arg) {
     tp_device_prepare(gpu);
     atomic_store_explicit(&gpus[device].gpu, gpu, memory_order_release);
     tp_calibrate(gpu);
+    atomic_store_explicit(&gpu->calibrated, true, memory_order_release);
     return NULL;
 }
 
@@ -224,6 +226,10 @@ uint64_t tp_gpu_kernel_max(const struct tp_gpu *gpu, bool to_device) {
 
 void tp_gpu_set_kernel_max(struct tp_gpu *gpu, bool to_device, uint64_t bytes) {
     atomic_store_explicit(&gpu->kernel_max[to_device], bytes, memory_order_relaxed);
+}
+
+bool tp_gpu_calibrated(const struct tp_gpu *gpu) {
+    return atomic_load_explicit(&gpu->calibrated, memory_order_acquire);
 }
 
 void *tp_gpu_pinned_alloc(struct tp_gpu *gpu, size_t bytes) {

@@ -40,6 +40,9 @@ int tp_gpu_device(const struct tp_gpu *gpu);
 uint64_t tp_gpu_kernel_max(const struct tp_gpu *gpu, bool to_device);
 void tp_gpu_set_kernel_max(struct tp_gpu *gpu, bool to_device, uint64_t bytes);
 
+/* Has it been found out, as far as it can be? Until then the limits above may still change. */
+bool tp_gpu_calibrated(const struct tp_gpu *gpu);
+
 /* Pinned memory that every GPU can read, and memory of this GPU (0: none); NULL when there is none.
  */
 void *tp_gpu_pinned_alloc(struct tp_gpu *gpu, size_t bytes);

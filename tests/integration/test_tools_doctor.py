@@ -216,12 +216,6 @@ def test_a_wrong_setting_names_the_variable():
     assert code == 1 and "MC_TENT_CONF" in found["engine settings"][0]["value"]
 
 
-def test_settings_that_do_not_act_yet_are_warnings():
-    conf = {"transports": {"shm": {"enable": True, "socket_dir": "/run/tidepool", "register_ahead_chunks": 1}}}
-    _, found = doctor("--no-python", MC_TENT_CONF=json.dumps(conf))
-    assert "WARN" in levels(found, "settings") and "register_ahead_chunks" in found["settings"][0]["value"]
-
-
 def test_a_directory_that_others_may_write(tmp_path):
     tmp_path.chmod(0o777)
     code, found = doctor("--no-python", MC_STORE_SHM_SEGMENT_DIR="memfd", TIDEPOOL_SOCKET_DIR=str(tmp_path))

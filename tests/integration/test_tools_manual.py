@@ -29,8 +29,6 @@ def test_every_setting_is_in_the_manual_as_the_library_has_it(manual):
     for setting in settings:
         assert f"Takes {setting['expected']}; default: {setting['default']}." in section
         assert setting["meaning"] in section
-    inactive = [setting for setting in settings if not setting["active"]]
-    assert section.count("does not act yet") == len(inactive)
 
 
 def test_the_list_as_text_is_the_same():
@@ -73,7 +71,7 @@ def test_every_key_of_the_status_is_in_the_manual(manual, tmp_path):
 
 
 def test_every_option_of_the_help_is_in_the_manual(manual):
-    for command in ("run", "status", "doctor"):
+    for command in ("run", "status", "doctor", "bench"):
         options = set(re.findall(r"^  (--[a-z-]+)", tidepool(command, "--help").stdout, re.M))
         section = manual.split(f".SS tidepool {command}")[1].split(".SS ")[0].split(".SH ")[0]
         assert options and [option for option in sorted(options) if option not in section] == []
@@ -90,7 +88,7 @@ def test_version_and_help():
     assert version.returncode == 0 and re.fullmatch(r"tidepool \d+\.\d+\.\d+\n", version.stdout)
     overview = tidepool("--help")
     assert overview.returncode == 0
-    for command in ("run", "status", "doctor", "settings"):
+    for command in ("run", "status", "doctor", "bench", "settings"):
         assert f"  {command} " in overview.stdout
         own = tidepool(command, "--help")
         assert own.returncode == 0 and own.stdout.startswith(f"usage: tidepool {command}") and own.stderr == ""

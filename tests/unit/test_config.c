@@ -312,23 +312,6 @@ Test(config, the_reference_lists_exactly_the_variables_that_are_read) {
     }
 }
 
-Test(config, what_does_not_act_yet_says_so_when_set) {
-    for (const struct tp_setting *setting = tp_settings; setting->name; setting++) {
-        char variable[256], expected[128];
-        snprintf(expected, sizeof expected, "%s is accepted but does not act", setting->name);
-        if (is_json_path(setting->name))
-            snprintf(variable, sizeof variable, CONF(", \"%s\": 1"),
-                     strrchr(setting->name, '.') + 1);
-        else
-            snprintf(variable, sizeof variable, "%s=%s", setting->name,
-                     strcmp(setting->name, "MC_TENT_PLATFORM") ? "/1" : "cpu");
-        if (!strcmp(setting->name, "transports.shm.enable"))
-            continue;
-        PARSE(variable);
-        cr_assert_eq(noticed(expected), !setting->active, "%s", setting->name);
-    }
-}
-
 /* ---- MC_TENT_CONF as a file ---- */
 
 static void parse_file(const char *path) {
