@@ -61,6 +61,7 @@ def said(store, text):
 # ---- MC_STORE_USE_HUGEPAGE
 
 
+@pytest.mark.hugepages
 @pytest.mark.wheels
 @pytest.mark.parametrize("page", [None, "2MB"], ids=["default", "2MB"])
 def test_huge_pages_of_the_pool_are_shared(cluster, page):
@@ -76,6 +77,7 @@ def test_huge_pages_of_the_pool_are_shared(cluster, page):
         assert store.finish() == 0
 
 
+@pytest.mark.hugepages
 def test_huge_pages_in_a_hugetlbfs_directory(newest):
     with segment_folder("hugetlbfs", (SEGMENT >> 20) + 16) as where:
         newest.use_segments(where)
@@ -85,6 +87,7 @@ def test_huge_pages_in_a_hugetlbfs_directory(newest):
         end(newest, store)
 
 
+@pytest.mark.hugepages
 def test_huge_pages_and_a_tmpfs_directory(newest):
     with huge_pages(LOCAL_PAGES), mounted("tmpfs", "mode=0700") as where:
         newest.use_segments(where)
@@ -94,6 +97,7 @@ def test_huge_pages_and_a_tmpfs_directory(newest):
         end(newest, store)
 
 
+@pytest.mark.hugepages
 def test_huge_pages_and_cuda_memory(newest):
     with huge_pages(LOCAL_PAGES):
         newest.use_segments("cumem")
@@ -103,6 +107,7 @@ def test_huge_pages_and_cuda_memory(newest):
         end(newest, store)
 
 
+@pytest.mark.hugepages
 def test_a_pool_that_is_too_small(newest):
     if newest.stock:
         pytest.skip("Mooncake's own setup fails then")
@@ -178,6 +183,7 @@ def test_numa_segments(newest, where):
         store.kill()
 
 
+@pytest.mark.hugepages
 def test_numa_segments_on_huge_pages(newest):
     if newest.stock:
         pytest.skip("Mooncake's own needs the cards")
@@ -210,6 +216,7 @@ def test_interleaved_transparent_huge_pages(newest, where):
 # ---- MC_STORE_PIN_MEMORY_MAX_BYTES
 
 
+@pytest.mark.hugepages
 @pytest.mark.parametrize("settings", [{}, {"MC_STORE_USE_HUGEPAGE": "1"}], ids=["plain", "huge"])
 @pytest.mark.parametrize("where", ["memfd", "tmpfs", "hugetlbfs"])
 def test_pinned_segments_are_the_shared_ones(newest, where, settings):
