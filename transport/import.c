@@ -34,8 +34,8 @@
 /* Page tables of 16 MiB in 4 KiB pages take about a millisecond, and the thread has connections to
  * look after. */
 #define PREFAULT_BYTES (UINT64_C(16) << 20)
-#define RETRY_MS 1000 /* doubled after each failure */
-#define RETRY_MAX_MS 30000
+#define RETRY_S 1 /* doubled after each failure */
+#define RETRY_MAX_S 30
 
 static void segment_free(struct tp_peer_segment *segment) {
     free(segment->mapped);
@@ -69,11 +69,10 @@ static void retry_later(struct tp_peer *peer) {
     uint64_t now = now_ms();
     if (peer->retry)
         return;
-    bool anew = peer->retry_wait_ms == 0 || now - peer->retry_ms > RETRY_MAX_MS;
-    peer->retry_wait_ms = anew ? RETRY_MS : 2 * peer->retry_wait_ms;
-    if (peer->retry_wait_ms > RETRY_MAX_MS)
-        peer->retry_wait_ms = RETRY_MAX_MS;
-    peer->retry_ms = now + peer->retry_wait_ms;
+    bool anew = peer->retry_wait_s == 0 || now - peer->retry_ms > RETRY_MAX_S * UINT64_C(1000);
+    unsigned wait_s = anew ? RETRY_S : 2U * peer->retry_wait_s;
+    peer->retry_wait_s = (uint8_t)(wait_s < RETRY_MAX_S ? wait_s : RETRY_MAX_S);
+    peer->retry_ms = now + peer->retry_wait_s * UINT64_C(1000);
     peer->retry = true;
 }
 

@@ -518,7 +518,7 @@ bool tp_link_drain(struct tp_link *link) {
     link->peer->opening = 0;
     link->peer->shut = 0;
     link->peer->retry = false;
-    link->peer->retry_wait_ms = 0;
+    link->peer->retry_wait_s = 0;
     atomic_store(&link->peer->name, NULL);
     link->name = NULL;
     link->state = TP_LINK_FREE;

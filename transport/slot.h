@@ -66,16 +66,16 @@ struct tp_peer {
     _Alignas(64) _Atomic uint64_t generation; /* 0: not to be used */
     _Atomic bool alive;
     bool self;
+    bool retry;           /* the peer thread's: something failed, and is tried again at retry_ms */
+    uint8_t retry_wait_s; /* the peer thread's: the last wait */
     struct tp_name *_Atomic name;
     _Atomic uint32_t segment_high;   /* entries beyond it were never used */
+    unsigned jobs;                   /* the peer thread's: with the import threads */
     _Atomic uint64_t devices_wanted; /* by any thread: GPUs that were asked about, a bit each */
     /* The peer thread's own: */
     uint64_t opening; /* GPUs that get access to every piece */
     uint64_t shut;    /* GPUs that the driver refused; none any more at the next retry */
-    unsigned jobs;    /* with the import threads */
-    bool retry;       /* something failed and is to be tried again, at retry_ms */
     uint64_t retry_ms;
-    unsigned retry_wait_ms; /* the last one */
     _Alignas(64) _Atomic uint32_t refs;
     _Alignas(64) struct tp_peer_segment segments[TP_WIRE_MAX_SEGMENTS];
 };
