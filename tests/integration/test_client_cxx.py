@@ -10,7 +10,7 @@ import pytest
 from harness import actions_store as actions
 from harness import status
 from harness.cluster import MIB
-from harness.process import die_with_parent
+from harness.process import Logged, die_with_parent
 from harness.wheels import BUILD, ROOT
 
 pytestmark = pytest.mark.stores
@@ -19,7 +19,7 @@ PROGRAM = BUILD / "tests" / "cxx" / "real_client"
 SIZES = [8, 4096, 65536, 3 * MIB, 20 * MIB]
 
 
-class Program:
+class Program(Logged):
     """real_client, driven over its pipes."""
 
     def __init__(self, cluster, name, module, python, environment, segment):
@@ -39,15 +39,6 @@ class Program:
         if first != "0" and cluster.wheel.any_version and "no _ZN" in self.log:
             pytest.skip("this version's RealClient has other methods")
         assert first == "0", self.log[-3000:]
-
-    @property
-    def pid(self):
-        return self.popen.pid
-
-    @property
-    def log(self):
-        with open(self.log_path, errors="replace") as file:
-            return file.read()
 
     def tell(self, *words):
         self.popen.stdin.write(" ".join(map(str, words)) + "\n")

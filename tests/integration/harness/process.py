@@ -19,6 +19,28 @@ class CallFailed(Exception):
     """The function raised; the text is the worker's traceback."""
 
 
+class Logged:
+    """A process, `popen`, whose standard error goes to the file `log_path`."""
+
+    @property
+    def pid(self):
+        return self.popen.pid
+
+    @property
+    def log(self):
+        with open(self.log_path, errors="replace") as file:
+            return file.read()
+
+    @property
+    def tidepool_lines(self):
+        return [line for line in self.log.splitlines() if line.startswith("tidepool")]
+
+    @property
+    def warnings(self):
+        """What Tidepool has said aloud in this process."""
+        return [line for line in self.tidepool_lines if "] warn: " in line or "] error: " in line]
+
+
 class ProcessEnded(Exception):
     """The process ended before it answered."""
 
@@ -43,7 +65,7 @@ class Pending:
         return self.process.await_result(self.number, limit_s)
 
 
-class Process:
+class Process(Logged):
     def __init__(self, name, python, environment, log_path, user=None):
         self.name = name
         self.log_path = log_path
@@ -69,24 +91,6 @@ class Process:
         self.buffered = b""
         self.answers = {}
         self.next_number = 0
-
-    @property
-    def pid(self):
-        return self.popen.pid
-
-    @property
-    def log(self):
-        with open(self.log_path, errors="replace") as file:
-            return file.read()
-
-    @property
-    def tidepool_lines(self):
-        return [line for line in self.log.splitlines() if line.startswith("tidepool")]
-
-    @property
-    def warnings(self):
-        """What Tidepool has said aloud in this process."""
-        return [line for line in self.tidepool_lines if "] warn: " in line or "] error: " in line]
 
     def start(self, function, /, **arguments):
         number = self.next_number

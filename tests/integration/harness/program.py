@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 
-from .process import die_with_parent
+from .process import Logged, die_with_parent
 
 
-class Program:
+class Program(Logged):
     def __init__(self, name, command, environment, log_path):
         self.name = name
         self.log_path = log_path
@@ -15,19 +15,6 @@ class Program:
             self.popen = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent
             )
-
-    @property
-    def pid(self):
-        return self.popen.pid
-
-    @property
-    def log(self):
-        with open(self.log_path, errors="replace") as file:
-            return file.read()
-
-    @property
-    def tidepool_lines(self):
-        return [line for line in self.log.splitlines() if line.startswith("tidepool")]
 
     def signal(self, number):
         os.kill(self.pid, number)
