@@ -3,16 +3,16 @@
  * Inside transport/: what a peer's slot holds. The peer thread (finder.c) is the only writer;
  * peer.c and route.c read from any thread, under a reference.
  *
- * | field                           | written |
- * |---------------------------------|---------------------------------------------------------------|
- * | generation                      | last when a peer attaches, first (0) when it is lost | |
- * alive                           | before the generation; false at once at end of file           |
- * | name, self                      | before the generation | | segments[].state                |
- * LIVE after the entry's other fields; GONE at once when        | | | withdrawn; EMPTY when
- * unmapped                                | | segments[].opened[i], mapped[i] | after piece i is
- * mapped, in this order                        | | segments[].open_to_all          | when all
- * pieces are mapped, and again when one was opened     | | refs, missed[i], tickets        | by any
- * thread                                                 |
+ * | field                           | written                                                |
+ * |---------------------------------|--------------------------------------------------------|
+ * | generation                      | last when a peer attaches, first (0) when it is lost   |
+ * | alive                           | before the generation; false at once at end of file    |
+ * | name, self                      | before the generation                                  |
+ * | segments[].state                | LIVE after the entry's other fields; GONE at once when |
+ * |                                 | withdrawn; EMPTY when unmapped                         |
+ * | segments[].opened[i], mapped[i] | after piece i is mapped, in this order                 |
+ * | segments[].open_to_all          | when all are mapped, and again when one was opened     |
+ * | refs, missed[i], tickets        | by any thread                                          |
  */
 #ifndef TIDEPOOL_SLOT_H
 #define TIDEPOOL_SLOT_H
