@@ -119,6 +119,7 @@ static void answer(const struct fake *fake, int client, const struct tp_msg *mes
     struct tp_msg_pieces want = message->body.pieces;
     struct tp_msg pieces = {.type = TP_MSG_PIECES, .body.pieces = want};
     CHECK(want.first + want.count <= fake->segment.piece_count);
+    usleep(fake->options.pieces_ms * 1000);
     say(client, &pieces, fake->fds + want.first, want.count);
     if (manner == FAKE_RENAMES) {
         usleep(3200000);

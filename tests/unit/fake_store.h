@@ -50,7 +50,8 @@ struct fake_options {
     uint64_t piece_bytes; /* default: one piece */
     uint64_t base;        /* default FAKE_BASE */
     enum fake_manner manner;
-    unsigned gone_ms; /* FAKE_GONE: that time; default 200 */
+    unsigned gone_ms;   /* FAKE_GONE: that time; default 200 */
+    unsigned pieces_ms; /* how long pieces are waited for; default 0 */
 };
 
 /* A configuration whose engine half looks in a fresh directory. */
