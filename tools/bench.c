@@ -114,9 +114,7 @@ static int parse_options(int argc, char **argv, struct options *ret_options) {
             print_help(stdout);
             return TOOL_OK + 1;
         default:
-            tool_error("bench", "%s '%s' (tidepool bench --help)",
-                       option == ':' ? "a value is missing after" : "unknown option",
-                       argv[optind - 1]);
+            tool_wrong_option("bench", option, argv[optind - 1]);
             return TOOL_USAGE + 1;
         }
     }

@@ -135,9 +135,7 @@ int tool_doctor(int argc, char **argv) {
             print_help(stdout);
             return TOOL_OK;
         default:
-            tool_error("doctor", "%s '%s' (tidepool doctor --help)",
-                       option == ':' ? "a value is missing after" : "unknown option",
-                       argv[optind - 1]);
+            tool_wrong_option("doctor", option, argv[optind - 1]);
             return TOOL_USAGE;
         }
     }

@@ -37,6 +37,11 @@ void tool_error(const char *name, const char *format, ...) {
     (void)fprintf(stderr, "tidepool%s%s: %s\n", *name ? " " : "", name, line);
 }
 
+void tool_wrong_option(const char *name, int option, const char *argument) {
+    tool_error(name, "%s '%s' (tidepool %s --help)",
+               option == ':' ? "a value is missing after" : "unknown option", argument, name);
+}
+
 const char *tool_getenv(const char *name, void *arg) {
     return getenv(name);
 }

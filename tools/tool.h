@@ -34,6 +34,10 @@ int tool_settings(int argc, char **argv);
 /* "tidepool NAME: text" on standard error; control characters replaced. */
 void tool_error(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* The same for what getopt_long did not take: `option` is its answer (':': the value is missing),
+ * `argument` the word that it was at. */
+void tool_wrong_option(const char *name, int option, const char *argument);
+
 /* The getenv of tp_config_parse for this process's own environment. */
 const char *tool_getenv(const char *name, void *arg);
 

@@ -83,6 +83,14 @@ def until_used(cluster, one, stores=1):
         status.until_attached(cluster.directory, one, stores)
 
 
+def round_trip(engine):
+    """One key of each size put and got; returns the keys."""
+    keys = [f"key{index}" for index in range(len(SIZES))]
+    assert engine.put(keys, seed=1) == ["0"] * len(SIZES)
+    assert engine.get(keys, seed=1) == [f"{size} equal" for size in SIZES]
+    return keys
+
+
 @pytest.mark.wheels
 @pytest.mark.parametrize("mode", ["memfd", "cumem"])
 def test_store_and_engine(cluster, program, mode):
@@ -90,10 +98,8 @@ def test_store_and_engine(cluster, program, mode):
     store = program("cxx-store", cluster.store_environment(), 256 * MIB)
     engine = program("cxx-engine", cluster.engine_environment())
     until_used(cluster, engine)
-    keys = [f"key{index}" for index in range(len(SIZES))]
     before = cluster.counters(engine)
-    assert engine.put(keys, seed=1) == ["0"] * len(SIZES)
-    assert engine.get(keys, seed=1) == [f"{size} equal" for size in SIZES]
+    keys = round_trip(engine)
     assert engine.get(keys[:2], seed=2) == [f"{size} other" for size in SIZES[:2]], "the comparison compares"
     cluster.assert_local(engine, before, written=sum(SIZES), read=sum(SIZES) + sum(SIZES[:2]))
     # What it wrote is what everybody gets.
@@ -112,10 +118,8 @@ def test_with_mooncake_client(cluster, program):
     cluster.client()
     engine = program("cxx-engine", cluster.engine_environment())
     until_used(cluster, engine)
-    keys = [f"key{index}" for index in range(len(SIZES))]
     before = cluster.counters(engine)
-    assert engine.put(keys, seed=1) == ["0"] * len(SIZES)
-    assert engine.get(keys, seed=1) == [f"{size} equal" for size in SIZES]
+    round_trip(engine)
     cluster.assert_local(engine, before, written=sum(SIZES), read=sum(SIZES))
     assert engine.close() == 0
 
