@@ -11,15 +11,26 @@
 #include "shim/modules.h"
 
 /*
- * Can exceptions of code in `module` be caught? Looks the C++ runtime's functions up through the
- * module on the first call that finds them. Any thread.
+ * Can exceptions of code in `module` be caught? Looks the C++ runtime's functions up on the first
+ * call that finds them. Any thread. All that follows: only once this was true.
  */
 bool tp_catch_ready(const struct tp_module *module);
 
 /*
- * Call run(arg). True: it threw, and the exception was ended as an empty `catch (...)` does. Only
- * once tp_catch_ready was true. Any thread.
+ * Call run(arg). NULL when it returned. Else what ended it: an exception, which belongs to no
+ * thread then and goes to tp_throw or tp_catch_drop, on any thread; or the thread's own end
+ * (pthread_exit, cancellation), which goes to tp_throw on this thread, soon. Any thread.
  */
-bool tp_catch(void (*run)(void *arg), void *arg);
+void *tp_catch(void (*run)(void *arg), void *arg);
+
+/* Is what tp_catch returned its thread's end? */
+bool tp_catch_is_end(const void *thrown);
+
+/* End an exception as an empty `catch (...)` does. */
+void tp_catch_drop(void *exception);
+
+/* Throw it from here. Frames of the library on the way are left as they are: nothing in them may
+ * wait for a cleanup. */
+_Noreturn void tp_throw(void *thrown);
 
 #endif

@@ -96,29 +96,42 @@ static uint64_t bytes_of(const struct batch *batch, size_t keys) {
 }
 
 /*
- * mooncake::ReplicateConfig since 0.3.13 ends in: std::string preferred_segment, one vector, bool
- * prefer_alloc_in_same_node, an enum of a byte to four, std::string host_id,
- * optional<vector<string>> group_ids (UPSTREAM.md). Its two strings are found by their pointers to
- * themselves, which short ones have. True when that is what lies there, and neither of the two
- * fields that concern all keys of a call is set.
+ * mooncake::ReplicateConfig by the size of TransferRequest in the same module: in both, words 10
+ * and 18 begin the strings preferred_segment and host_id, the byte before the second is
+ * prefer_alloc_in_same_node, and behind it are optionals of one vector each, group_ids the first
+ * (UPSTREAM.md). Most of those hold one element a key.
  */
-static bool keys_are_alone(const void *replication) {
-    enum { WORDS = 32, STRING = 4, VECTOR = 3 };
-    const uintptr_t *words = replication;
-    unsigned strings[2];
-    unsigned found = 0;
+static const struct {
+    size_t element_bytes;
+    unsigned optionals;
+} replications[] = {{56, 1}, {72, 5}};
 
-    for (unsigned i = 0; i + 1 < WORDS && found < 2; i++) {
-        if (words[i] == (uintptr_t)&words[i + 2] && words[i + 1] < 16) {
-            strings[found++] = i;
-            i += STRING - 1;
-        }
+enum { SEGMENT_WORD = 10, SAME_NODE_WORD = 17, HOST_WORD = 18, OPTIONALS_WORD = 22 };
+enum { OPTIONAL_WORDS = 4, SHORT_BYTES = 16 };
+
+/* A short string points to itself. */
+static bool short_string(const uintptr_t *word) {
+    return word[0] == (uintptr_t)&word[2] && word[1] < SHORT_BYTES;
+}
+
+/* Is this a ReplicateConfig that we know, without a field that concerns several keys? */
+static bool keys_are_alone(const void *replication, size_t element_bytes) {
+    const uintptr_t *words = replication;
+    unsigned optionals = 0;
+
+    for (size_t i = 0; i < sizeof(replications) / sizeof(*replications); i++) {
+        if (replications[i].element_bytes == element_bytes)
+            optionals = replications[i].optionals;
     }
-    if (found < 2 || strings[1] != strings[0] + STRING + VECTOR + 1)
+    if (!optionals || !short_string(&words[SEGMENT_WORD]) || !short_string(&words[HOST_WORD]) ||
+        *(const unsigned char *)&words[SAME_NODE_WORD] != 0)
         return false;
-    const unsigned char *same_node = (const unsigned char *)&words[strings[1] - 1];
-    const unsigned char *groups = (const unsigned char *)&words[strings[1] + STRING + VECTOR];
-    return *same_node == 0 && *groups == 0;
+    for (unsigned i = 1; i <= optionals; i++) {
+        const uintptr_t *flag = &words[OPTIONALS_WORD + i * OPTIONAL_WORDS - 1];
+        if (*(const unsigned char *)flag != 0)
+            return false;
+    }
+    return true;
 }
 
 static uint64_t hash_of(const struct cxx_string *key) {
@@ -134,8 +147,7 @@ static uint64_t hash_of(const struct cxx_string *key) {
     return hash | 1; /* 0: an empty place */
 }
 
-/* The last of two equal keys wins in Mooncake's own function. Two keys of one hash count as equal.
- */
+/* The last of two equal keys wins in Mooncake's own function. Keys of one hash count as equal. */
 static bool keys_differ(const struct cxx_vector *vector, size_t keys) {
     const struct cxx_string *key = (const struct cxx_string *)(const void *)vector->begin;
     size_t room = 64;
@@ -157,6 +169,7 @@ static bool keys_differ(const struct cxx_vector *vector, size_t keys) {
     return differ;
 }
 
+/* By the settings and what costs nothing to see. */
 static bool may_divide(const struct batch *batch, size_t keys) {
     const struct tp_config *config = tp_transport_on() ? tp_shim_config() : NULL;
     bool put = batch->replication != NULL;
@@ -167,6 +180,11 @@ static bool may_divide(const struct batch *batch, size_t keys) {
         count_of(batch->sizes, element(batch)) != keys)
         return false;
     return put || !batch->flag; /* a get's: replicas on one node */
+}
+
+static bool may_divide_put(const struct batch *batch, const struct tp_module *module, size_t keys) {
+    return module && keys_are_alone(batch->replication, atomic_load(&module->element_bytes)) &&
+           keys_differ(batch->keys, keys);
 }
 
 static struct cxx_vector *call(struct batch *batch, const void *caller, struct cxx_vector *ret) {
@@ -186,11 +204,12 @@ static struct cxx_vector *call(struct batch *batch, const void *caller, struct c
                              .context = batch,
                              .module = module,
                              .keys = keys,
+                             .result_bytes = batch->hook == TP_HOOK_real_get_into ? sizeof(int64_t)
+                                                                                  : sizeof(int),
                              .bytes = bytes_of(batch, keys),
                              .threads = tp_shim_config()->engine.call_threads};
     if (tp_parts_allowed(&parts) < 2 ||
-        (batch->replication &&
-         !(keys_are_alone(batch->replication) && keys_differ(batch->keys, keys))))
+        (batch->replication && !may_divide_put(batch, module, keys)))
         call_real(batch, batch->keys, batch->buffers, batch->sizes, ret);
     else
         tp_parts_run(&parts, ret);

@@ -14,6 +14,7 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <time.h>
 
 #define THREADS_MAX 16u
 #define THREADS_AUTO 4u
@@ -25,6 +26,9 @@
 #define PART_KEYS 8u
 #define PART_BYTES ((uint64_t)8 << 20)
 #define PARTS_PER_THREAD 4u
+/* A part that takes longer gains nothing from others beside it: Mooncake waits 0.75 to 1 s for a
+ * store that is gone, and once a part would be many times that. */
+#define SLOW_NS UINT64_C(250000000)
 
 /* A call that is being carried out, on its caller's stack. */
 struct call {
@@ -32,13 +36,14 @@ struct call {
     tp_cu_context context; /* current on the caller's thread */
     unsigned threads;      /* that were there when it was divided, the caller's among them */
     unsigned part_count;
-    size_t first[PARTS_MAX + 1]; /* key of each part */
+    size_t first[PARTS_MAX], end[PARTS_MAX]; /* keys of each part */
     atomic_uint next_part;
     unsigned seats;  /* threads that are to join still; under the lock, as the next two */
     unsigned active; /* threads that have joined and not left */
     struct call *also;
     pthread_cond_t left;
-    bool threw[PARTS_MAX];
+    bool again[PARTS_MAX]; /* its thread ended */
+    void *thrown[PARTS_MAX];
     struct cxx_vector results[PARTS_MAX];
 };
 
@@ -80,35 +85,79 @@ static size_t weight(const struct call *call, unsigned index) {
     return least < call->threads ? least : call->threads;
 }
 
-static void divide_keys(struct call *call) {
+static void divide_keys(struct call *call, unsigned part_count) {
     size_t total = 0;
     size_t before = 0;
+    size_t first = 0;
 
-    for (unsigned i = 0; i < call->part_count; i++)
+    call->part_count = part_count;
+    for (unsigned i = 0; i < part_count; i++)
         total += weight(call, i);
-    for (unsigned i = 0; i < call->part_count; i++) {
-        call->first[i] = call->parts->keys * before / total;
+    unsigned used = 0;
+    for (unsigned i = 0; i < part_count; i++) {
         before += weight(call, i);
+        size_t end = call->parts->keys * before / total;
+        if (end == first) /* far more weight than keys */
+            continue;
+        call->first[used] = first;
+        call->end[used++] = first = end;
     }
-    call->first[call->part_count] = call->parts->keys;
+    call->part_count = used;
 }
 
-static struct part part_of(struct call *call, unsigned index) {
-    size_t first = call->first[index];
+/* The next part that nobody has taken; `rest`: all of them as one. False: there is none. */
+static bool take_part(struct call *call, bool rest, unsigned *ret_index) {
+    unsigned count = call->part_count;
+    unsigned index =
+        rest ? atomic_exchange(&call->next_part, count) : atomic_fetch_add(&call->next_part, 1);
 
-    return (struct part){call, first, call->first[index + 1] - first, &call->results[index]};
+    if (index >= count)
+        return false;
+    if (rest) {
+        call->end[index] = call->parts->keys;
+        for (unsigned i = index + 1; i < count; i++)
+            call->first[i] = call->end[i] = call->parts->keys;
+    }
+    *ret_index = index;
+    return true;
 }
 
-static void run_parts(struct call *call) {
+static uint64_t now_ns(void) {
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* NULL, or the end of this thread (catch.h). */
+static void *run_one(struct call *call, unsigned index) {
+    struct part part = {call, call->first[index], call->end[index] - call->first[index],
+                        &call->results[index]};
+    void *thrown = tp_catch(run_part, &part);
+    bool end = thrown && tp_catch_is_end(thrown);
+
+    if (thrown)
+        memset(&call->results[index], 0, sizeof(call->results[index]));
+    call->thrown[index] = end ? NULL : thrown;
+    call->again[index] = end;
+    return end ? thrown : NULL;
+}
+
+static void *run_parts(struct call *call) {
+    uint64_t began = now_ns();
+    bool slow = false;
+    void *end = NULL;
+    unsigned index;
+
     in_part = true;
-    for (;;) {
-        unsigned index = atomic_fetch_add(&call->next_part, 1);
-        if (index >= call->part_count)
-            break;
-        struct part part = part_of(call, index);
-        call->threw[index] = tp_catch(run_part, &part);
+    while (!end && take_part(call, slow, &index)) {
+        end = run_one(call, index);
+        uint64_t now = now_ns();
+        slow = now - began > SLOW_NS;
+        began = now;
     }
     in_part = false;
+    return end;
 }
 
 /* ---- the threads ---- */
@@ -117,14 +166,15 @@ static void run_parts(struct call *call) {
  * Mooncake's code may call the CUDA runtime, which takes the context that is current and makes one
  * on device 0 where none is.
  */
-static void run_parts_elsewhere(struct call *call) {
+static void *run_parts_elsewhere(struct call *call) {
     const struct tp_cuda *cuda = call->context ? tp_cuda(false, NULL) : NULL;
     tp_cu_context popped = NULL;
     bool pushed = cuda && cuda->context_push(call->context) == TP_CUDA_SUCCESS;
 
-    run_parts(call);
+    void *end = run_parts(call);
     if (pushed)
         cuda->context_pop(&popped);
+    return end;
 }
 
 static void take_seat(struct call *call) {
@@ -139,29 +189,43 @@ static void take_seat(struct call *call) {
 
 /* Detached, for the life of the process: it holds nothing between two calls. */
 static void *work(void *arg) {
+    void *end = NULL;
+
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     pthread_mutex_lock(&crew.lock);
-    for (;;) {
+    while (!end) {
         while (!crew.calls)
             pthread_cond_wait(&crew.news, &crew.lock);
         struct call *call = crew.calls;
         take_seat(call);
         pthread_mutex_unlock(&crew.lock);
-        run_parts_elsewhere(call);
+        end = run_parts_elsewhere(call);
         pthread_mutex_lock(&crew.lock);
-        crew.idle++;
+        if (end)
+            crew.started--;
+        else
+            crew.idle++;
         if (--call->active == 0)
             pthread_cond_signal(&call->left);
     }
-    return arg;
+    pthread_mutex_unlock(&crew.lock);
+    (void)arg;
+    tp_throw(end); /* a part has ended this thread */
 }
 
 /* Half of the CPUs, since the master and the store work as well; with few of them the copies are
  * short of CPUs already. */
 static unsigned wanted_threads(unsigned asked) {
+    static atomic_uint known_cpus; /* asking reads files */
+    unsigned cpus = atomic_load_explicit(&known_cpus, memory_order_relaxed);
+
     if (asked)
         return asked < THREADS_MAX ? asked : THREADS_MAX;
-    unsigned half = tp_host_cpus() / 2;
-    return half < THREADS_AUTO ? half : THREADS_AUTO;
+    if (!cpus) {
+        cpus = tp_host_cpus();
+        atomic_store_explicit(&known_cpus, cpus, memory_order_relaxed);
+    }
+    return cpus / 2 < THREADS_AUTO ? cpus / 2 : THREADS_AUTO;
 }
 
 /* With the lock held. A thread that cannot be started is no error: calls are divided less. */
@@ -201,8 +265,7 @@ static bool seat(struct call *call, unsigned threads, size_t allowed) {
     if (seats) {
         unsigned count = (seats + 1) * PARTS_PER_THREAD;
         call->threads = seats + 1;
-        call->part_count = count < allowed ? count : (unsigned)allowed;
-        divide_keys(call);
+        divide_keys(call, count < allowed ? count : (unsigned)allowed);
         call->seats = seats;
         crew.idle -= seats;
         call->also = crew.calls;
@@ -214,8 +277,12 @@ static bool seat(struct call *call, unsigned threads, size_t allowed) {
     return seats > 0;
 }
 
-/* Take back the seats that nobody took, and wait until all have left. */
+/* Take back the seats that nobody took, and wait until all have left: they work on our stack, so
+ * that a cancellation must wait too. */
 static void leave(struct call *call) {
+    int cancel;
+
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     pthread_mutex_lock(&crew.lock);
     if (call->seats) {
         crew.idle += call->seats;
@@ -226,39 +293,74 @@ static void leave(struct call *call) {
     while (call->active)
         pthread_cond_wait(&call->left, &crew.lock);
     pthread_mutex_unlock(&crew.lock);
+    pthread_cond_destroy(&call->left);
+    pthread_setcancelstate(cancel, NULL);
 }
 
-/* One vector of all results. The operator new may throw; what there is then leaks. */
-static void join_results(struct call *call, struct cxx_vector *ret) {
-    const struct tp_module *module = call->parts->module;
-    size_t bytes = 0;
+struct room {
+    const struct tp_module *module;
+    size_t bytes;
+    char *memory;
+};
 
-    for (unsigned i = 0; i < call->part_count; i++)
-        bytes += (size_t)(call->results[i].end - call->results[i].begin);
-    char *all = bytes ? module->operator_new(bytes) : NULL;
-    *ret = (struct cxx_vector){all, all, all ? all + bytes : NULL};
+static void make_room(void *arg) {
+    struct room *room = arg;
+
+    room->memory = room->module->operator_new(room->bytes);
+}
+
+/* One vector of all results. What the operator new throws, or NULL. */
+static void *join_results(const struct call *call, struct cxx_vector *ret) {
+    struct room room = {.module = call->parts->module};
+    unsigned count = 0;
+    bool right = true;
+
+    for (; count < call->part_count && right; count++) {
+        const struct cxx_vector *one = &call->results[count];
+        size_t bytes = (size_t)(one->end - one->begin);
+        right = bytes == (call->end[count] - call->first[count]) * call->parts->result_bytes;
+        room.bytes += bytes;
+    }
+    void *thrown = room.bytes ? tp_catch(make_room, &room) : NULL;
+    if (thrown)
+        return thrown;
+    char *end = room.memory;
+    for (unsigned i = 0; i < count; i++) {
+        const struct cxx_vector *one = &call->results[i];
+        size_t bytes = (size_t)(one->end - one->begin);
+        if (bytes)
+            end = (char *)memcpy(end, one->begin, bytes) + bytes;
+    }
+    *ret = (struct cxx_vector){room.memory, end, end};
+    return NULL;
+}
+
+/* Let go of what the parts have left, but for the exception that the call ends with. */
+static void drop_leftovers(const struct call *call, const void *thrown) {
     for (unsigned i = 0; i < call->part_count; i++) {
-        struct cxx_vector *one = &call->results[i];
-        size_t size = (size_t)(one->end - one->begin);
-        if (size)
-            memcpy(ret->end, one->begin, size);
-        ret->end = all ? ret->end + size : NULL;
-        if (one->begin)
-            module->operator_delete(one->begin);
+        if (call->results[i].begin)
+            call->parts->module->operator_delete(call->results[i].begin);
+        if (call->thrown[i] && call->thrown[i] != thrown)
+            tp_catch_drop(call->thrown[i]);
     }
 }
 
 static void divide(struct call *call, struct cxx_vector *ret) {
-    run_parts(call);
+    void *thrown = run_parts(call);
+
     leave(call);
-    pthread_cond_destroy(&call->left);
-    for (unsigned i = 0; i < call->part_count; i++) {
-        struct part part = part_of(call, i);
-        if (call->threw[i])
-            run_part(&part);
-    }
-    join_results(call, ret);
     tp_count(TP_CALLS_DIVIDED, 1);
+    for (unsigned i = 0; i < call->part_count && !thrown; i++) {
+        if (call->again[i])
+            thrown = run_one(call, i);
+    }
+    for (unsigned i = 0; i < call->part_count && !thrown; i++)
+        thrown = call->thrown[i];
+    if (!thrown)
+        thrown = join_results(call, ret);
+    drop_leftovers(call, thrown);
+    if (thrown)
+        tp_throw(thrown);
 }
 
 static tp_cu_context current_context(void) {

@@ -4,7 +4,7 @@
  * of one part are under way, Mooncake asks its master for the next.
  *
  * The keys of a call do not depend on each other, and Mooncake's client may be called from any
- * number of threads. It must not know: which call it is, types of keys and results, transfers.
+ * number of threads. It must not know: which call it is, what keys and results are, transfers.
  */
 #ifndef TIDEPOOL_PARTS_H
 #define TIDEPOOL_PARTS_H
@@ -21,8 +21,9 @@ struct tp_parts {
     void *context;
     const struct tp_module *module;
     size_t keys;
-    uint64_t bytes;   /* about as many as the call moves */
-    unsigned threads; /* at most so many, the caller's among them; 0: sized to the machine */
+    size_t result_bytes; /* the result of one key */
+    uint64_t bytes;      /* about as many as the call moves */
+    unsigned threads;    /* at most so many, the caller's among them; 0: sized to the machine */
 };
 
 /* Into how many parts the call may be divided, by its size; 1: it is too small. */
@@ -31,8 +32,9 @@ size_t tp_parts_allowed(const struct tp_parts *parts);
 /*
  * Carry out the call; *ret gets the results of all keys in order. Small calls, calls from within a
  * part, and calls that find no idle thread are one run() of all keys on the caller's thread.
- * Otherwise run() is called once a part. An exception leaves this function on the caller's thread,
- * after every part has ended: a part that threw is run once more there. Any thread.
+ * Otherwise run() is called once a part. What run() throws leaves this function on the caller's
+ * thread, once every part has ended; of several exceptions that of the first keys. When a part has
+ * other than one result a key, the results end with its own. Any thread.
  */
 void tp_parts_run(const struct tp_parts *parts, struct cxx_vector *ret);
 
