@@ -226,11 +226,11 @@ static void short_results() {
 static void forked_child() {
     Call call(200, MIB);
     std::atomic<bool> stop{false};
+    original = [](const Run &) {};
     std::thread busy([&] {
         while (!stop)
             call.check(call.run(0));
     });
-    original = [](const Run &) {};
     for (int i = 0; i < 10; i++) {
         pid_t child = fork();
         if (child == 0) {
