@@ -153,6 +153,9 @@ static void print_transfers(const struct tp_stats_page *page, FILE *out) {
                           tp_counter_infos[i].unit, tp_counter_infos[i].meaning);
         }
     }
+    if (counter(page, TP_CALLS_DIVIDED))
+        (void)fprintf(out, "    %" PRIu64 " %s\n", counter(page, TP_CALLS_DIVIDED),
+                      tp_counter_infos[TP_CALLS_DIVIDED].meaning);
 }
 
 static void print_registrar(const struct tp_stats_page *page, FILE *out) {

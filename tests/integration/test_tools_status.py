@@ -157,6 +157,15 @@ def test_ordinary_fallbacks_are_shown_but_no_alarm(directory, counter):
         assert ("left to Mooncake 7 requests" in result.stdout) == counter.startswith("fallback")
 
 
+@pytest.mark.parametrize("calls", [0, 7])
+def test_calls_in_parts_are_shown_where_there_are_some(directory, calls):
+    raw = engine_page(counters={"calls_divided": calls})
+    with FakeProcess(directory, "s", raw=store_page()), FakeProcess(directory, raw=raw):
+        result = tidepool("status", directory)
+    assert result.returncode == 0
+    assert ("    7 batched calls that several threads carried out in parts\n" in result.stdout) == (calls == 7)
+
+
 def test_engines_without_a_store_and_stores_without_memory(directory):
     with FakeProcess(directory, raw=engine_page(peers=())):
         assert "there is no store" in first_line(directory)[1]

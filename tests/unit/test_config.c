@@ -123,9 +123,9 @@ Test(config, engine_values_arrive) {
                "\"register_max_bytes\": \"8G\", \"register_ahead_chunks\": 4, \"copy_engine\": "
                "\"kernel\", "
                "\"kernel_max_bytes\": 65536, \"kernel_blocks\": 16"),
-          "TIDEPOOL_COPY_THREADS=64", "MC_STORE_BATCHED_GET=1", "MC_STORE_BATCHED_PUT=TRUE",
-          "TIDEPOOL_ALLOW_UIDS=1000, 1001,1000,4294967294", "MC_TENT_MACHINE_ID=boot_id",
-          "MC_TENT_PLATFORM=cpu");
+          "TIDEPOOL_COPY_THREADS=64", "TIDEPOOL_CALL_THREADS=16", "MC_STORE_BATCHED_GET=1",
+          "MC_STORE_BATCHED_PUT=TRUE", "TIDEPOOL_ALLOW_UIDS=1000, 1001,1000,4294967294",
+          "MC_TENT_MACHINE_ID=boot_id", "MC_TENT_PLATFORM=cpu");
     const struct tp_engine_config *engine = &config.engine;
     cr_assert_eq(engine->half, TP_HALF_ON, "%s", engine->error);
     cr_assert_not(engine->device_copy);
@@ -136,6 +136,7 @@ Test(config, engine_values_arrive) {
     cr_assert_eq(engine->kernel_max_bytes, 65536);
     cr_assert_eq(engine->kernel_blocks, 16);
     cr_assert_eq(engine->copy_threads, 64);
+    cr_assert_eq(engine->call_threads, 16);
     cr_assert(engine->batched_get && engine->batched_put);
     cr_assert_eq(config.allow_uid_count, 3);
     cr_assert_eq(config.allow_uids[2], 4294967294U);
@@ -192,6 +193,7 @@ static const struct wrong wrongs[] = {
      "MC_STORE_SHM_SEGMENT_WAIT_S=86401",
      {"MC_STORE_SHM_SEGMENT_WAIT_S", "\"86401\"", "0 to 86400"}},
     {ENGINE_HALF, "TIDEPOOL_COPY_THREADS=65", {"TIDEPOOL_COPY_THREADS", "\"65\"", "0 to 64"}},
+    {ENGINE_HALF, "TIDEPOOL_CALL_THREADS=17", {"TIDEPOOL_CALL_THREADS", "\"17\"", "0 to 16"}},
     {ENGINE_HALF, "TIDEPOOL_COPY_THREADS=four", {"TIDEPOOL_COPY_THREADS", "\"four\"", "0 to 64"}},
     {ENGINE_HALF, "MC_STORE_BATCHED_GET=2", {"MC_STORE_BATCHED_GET", "\"2\"", "0 or 1"}},
     {ENGINE_HALF, "MC_STORE_BATCHED_PUT=on", {"MC_STORE_BATCHED_PUT", "\"on\"", "0 or 1"}},
