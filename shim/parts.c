@@ -322,13 +322,13 @@ static void *join_results(const struct call *call, struct cxx_vector *ret) {
         room.bytes += bytes;
     }
     void *thrown = room.bytes ? tp_catch(make_room, &room) : NULL;
+    char *end = room.memory;
     if (thrown)
         return thrown;
-    char *end = room.memory;
     for (unsigned i = 0; i < count; i++) {
         const struct cxx_vector *one = &call->results[i];
         size_t bytes = (size_t)(one->end - one->begin);
-        if (bytes)
+        if (end && bytes)
             end = (char *)memcpy(end, one->begin, bytes) + bytes;
     }
     *ret = (struct cxx_vector){room.memory, end, end};
