@@ -4,8 +4,8 @@
  * carried out in parts (parts.h) when MC_STORE_BATCHED_GET or MC_STORE_BATCHED_PUT is set.
  *
  * Arguments are divided by key and results put together again. What would not mean the same in
- * parts goes to the original whole: replicas that are to lie on one node, groups of keys, a key
- * that is put twice. It must not know: threads, transfers.
+ * parts goes to the original whole: replicas that are to lie on one node, lists of one element a
+ * key beside the keys, a key that is put twice. It must not know: threads, transfers.
  */
 #include "env/env.h"
 #include "shim/hooks.h"

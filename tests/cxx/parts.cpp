@@ -208,42 +208,48 @@ static void slow_parts() {
 
 /* A result too few, and those of later keys would be read as those of others: the answer ends. */
 static void short_results() {
-    Call call(200, MIB);
+    short_key = 100;
     for (int kind : {0, 2}) {
-        run_and_check(call, kind);
-        Run middle = runs[runs.size() / 2];
-        short_run = middle.first;
+        Call call(200, MIB);
+        runs.clear();
         std::vector<int64_t> results = call.run(kind);
-        REQUIRE(results.size() == middle.first + middle.count - 1);
+        for (const Run &run : runs)
+            if (run.first <= short_key && short_key < run.first + run.count)
+                REQUIRE(results.size() == run.first + run.count - 1);
+        REQUIRE(results.size() < 200 && runs.size() > 1);
         call.keys.resize(results.size());
         call.check(results);
-        call = Call(200, MIB);
-        short_run = SIZE_MAX;
     }
+    short_key = SIZE_MAX;
 }
 
-/* While another thread of the parent is in a call. */
+/* While another thread of the parent is in a call. Its parts stand still: the address sanitizer's
+ * allocator does not outlive a fork during an allocation. */
 static void forked_child() {
     Call call(200, MIB);
     std::atomic<bool> stop{false};
-    original = [](const Run &) {};
-    std::thread busy([&] {
+    std::atomic<int> inside{0};
+    set_calls(true, true, 2);
+    original = [&](const Run &) {
+        inside++;
         while (!stop)
-            call.check(call.run(0));
-    });
-    for (int i = 0; i < 10; i++) {
-        pid_t child = fork();
-        if (child == 0) {
-            tp_fork_guard();
-            static int count;
-            original = [](const Run &) { count++; };
-            call.check(call.run(0));
-            call.check(call.run(3));
-            _exit(count == 2 ? 0 : 1);
-        }
-        int status = -1;
-        REQUIRE(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+            usleep(1000);
+    };
+    std::thread busy([&] { call.check(call.run(0)); });
+    while (inside < 2)
+        usleep(1000);
+    set_calls(true, true, 4);
+    pid_t child = fork();
+    if (child == 0) {
+        tp_fork_guard();
+        static int count;
+        original = [](const Run &) { count++; };
+        call.check(call.run(0));
+        call.check(call.run(3));
+        std::_Exit(count == 2 ? 0 : 1);
     }
+    int status = -1;
+    REQUIRE(child > 0 && waitpid(child, &status, 0) == child && status == 0);
     stop = true;
     busy.join();
     original = note;

@@ -5,7 +5,7 @@
 std::function<void(const Run &)> original = [](const Run &) {};
 RealClient client;
 bool keys_in_order = true;
-size_t short_run = SIZE_MAX;
+size_t short_key = SIZE_MAX;
 
 /* Keys are their positions, of one width; some too long for a short string. */
 static std::string name_of(size_t i) {
@@ -39,7 +39,8 @@ static Run run_of(const Keys *keys, const void *first_buffer, bool flag,
 template <class Result> static std::vector<Result> answer(const Run &run) {
     original(run);
     std::vector<Result> results;
-    for (size_t i = run.first == short_run ? 1 : 0; i < run.count; i++)
+    bool cut = short_key >= run.first && short_key - run.first < run.count;
+    for (size_t i = cut; i < run.count; i++)
         results.push_back(static_cast<Result>(run.first + results.size()));
     return results;
 }

@@ -90,8 +90,8 @@ extern std::function<void(const Run &)> original;
 extern RealClient client;
 /* Tests that have two equal keys switch it off. */
 extern bool keys_in_order;
-/* The run with this first key gives one result too few. */
-extern size_t short_run;
+/* The run with this key gives one result too few. */
+extern size_t short_key;
 
 constexpr size_t MIB = 1 << 20;
 
