@@ -24,6 +24,7 @@
 #include "transport/calibrate.h"
 #include "transport/copy_device.h"
 #include "transport/gather_ptx.h"
+#include "transport/staging.h"
 
 #define STREAMS 2 /* the end of one list overlaps the start of the next */
 #define KERNEL_THREADS 512
@@ -178,6 +179,7 @@ static void *run_make(void *arg) {
         return NULL;
     }
     tp_device_prepare(gpu);
+    tp_stage_prepare(gpu);
     atomic_store_explicit(&gpus[device].gpu, gpu, memory_order_release);
     tp_calibrate(gpu);
     atomic_store_explicit(&gpu->calibrated, true, memory_order_release);

@@ -25,14 +25,12 @@
 
 #define THREADS 4 /* the driver does one at a time, mostly */
 #define CPUS_A_THREAD 4
-#define SLICE_NS UINT64_C(20000000) /* of a drop; as long as the peer thread maps a piece */
-#define CHUNKS_A_LOOK 16            /* at the clock */
-#define PAUSE_NS 30000              /* between looks at copies under way */
-#define PINNED_PATIENCE_NS UINT64_C(5000000)
+#define SLICE_NS UINT64_C(20000000)   /* of a drop; as long as the peer thread maps a piece */
+#define CHUNKS_A_LOOK 16              /* at the clock */
+#define PAUSE_NS 30000                /* between looks at copies under way */
 #define BACKOFF_NS UINT64_C(10000000) /* after a failure; doubled by each further one */
 #define BACKOFF_DOUBLINGS 10
-#define NONE_TICKS (UINT64_C(1) << 30) /* about 400 ms, after all chunks were used too lately */
-#define NO_ONE UINT64_MAX              /* has been idle for as long: none may give way */
+#define NO_ONE UINT64_MAX /* has been idle for as long: none may give way */
 
 enum outcome {
     READY,
@@ -45,8 +43,9 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t work;    /* something is wanted */
     pthread_cond_t changed; /* a thread has come back from the driver */
-    /* Registered, about to be, or about to be no more; pinned. Written under the lock. */
-    _Atomic uint64_t bytes;
+    /* Written under the lock: registered, about to be, or about to be no more; pinned; what is kept
+     * for that at least. */
+    _Atomic uint64_t bytes, pinned, kept;
     uint32_t under_way; /* chunks that threads are going to bring into the order of use, or back */
     struct tp_chunk *first, *last; /* wanted */
     pthread_t threads[THREADS];
@@ -147,10 +146,26 @@ static bool driver_unregister(struct tp_chunk *chunk) {
 
 /* ---- the limit ---- */
 
+/* A quarter of the limit, or all of it where no chunk has room. */
+uint64_t tp_registrar_pinned_share(void) {
+    uint64_t limit = tp_config()->engine.register_max_bytes;
+    return limit == 0 ? UINT64_MAX : limit < TP_CHUNK_BYTES ? limit : limit / 4;
+}
+
+/* What chunks have to leave to pinned memory, whether it is there or not: it is needed just when
+ * they are all in use. */
+static uint64_t left_to_pinned(void) {
+    uint64_t share = tp_registrar_pinned_share();
+    uint64_t pinned = atomic_load_explicit(&registrar.pinned, memory_order_relaxed);
+    uint64_t kept = atomic_load_explicit(&registrar.kept, memory_order_relaxed);
+    kept = kept < share ? kept : share;
+    return pinned > kept ? pinned : kept;
+}
+
 static bool within_limit(uint64_t more) {
     uint64_t limit = tp_config()->engine.register_max_bytes;
-    return limit == 0 ||
-           atomic_load_explicit(&registrar.bytes, memory_order_relaxed) + more <= limit;
+    return limit == 0 || atomic_load_explicit(&registrar.bytes, memory_order_relaxed) + more <=
+                             limit - left_to_pinned();
 }
 
 bool tp_registrar_has_room(uint64_t bytes) {
@@ -161,18 +176,22 @@ bool tp_registrar_may_replace(void) {
     return __rdtsc() >= atomic_load_explicit(&registrar.none_until, memory_order_relaxed);
 }
 
-/* With the lock held, which is let go meanwhile: chunks that were idle for so long make way until
- * the limit is kept. */
-static enum outcome make_room(uint64_t idle_ticks) {
-    while (!within_limit(0)) {
-        struct tp_chunk *victim = idle_ticks == NO_ONE ? NULL : tp_order_take_least(idle_ticks);
-        if (!victim)
-            return FULL;
-        if (!driver_unregister(victim))
-            return REFUSED;
-        tp_count(TP_REGISTER_EVICTIONS, 1);
-    }
+/* With the lock held, which is let go meanwhile: a chunk that was idle for so long makes way. */
+static enum outcome evict(uint64_t idle_ticks) {
+    struct tp_chunk *victim = idle_ticks == NO_ONE ? NULL : tp_order_take_least(idle_ticks);
+    if (!victim)
+        return FULL;
+    if (!driver_unregister(victim))
+        return REFUSED;
+    tp_count(TP_REGISTER_EVICTIONS, 1);
     return READY;
+}
+
+static enum outcome make_room(uint64_t idle_ticks) {
+    enum outcome outcome = READY;
+    while (outcome == READY && !within_limit(0))
+        outcome = evict(idle_ticks);
+    return outcome;
 }
 
 static bool may_try(const struct tp_chunk *chunk, const struct tp_gpu *gpu, uint64_t bytes) {
@@ -232,39 +251,45 @@ bool tp_registrar_settle(struct tp_chunk *chunk, struct tp_gpu *gpu, bool now,
 
 /* With the lock held, which is let go meanwhile: copies that have ended let go of their chunks
  * though nobody polls. False: none has. */
-static bool let_ended_go(bool send) {
+static bool let_ended_go(void) {
     unsigned ended = 0;
     pthread_mutex_unlock(&registrar.lock);
-    (void)tp_device_sweep(send, &ended);
+    (void)tp_device_sweep(false, &ended);
     pthread_mutex_lock(&registrar.lock);
     return ended > 0;
 }
 
+static bool pinned_fits(void) {
+    uint64_t limit = tp_config()->engine.register_max_bytes;
+    return limit == 0 || registrar.bytes + registrar.pinned <= limit;
+}
+
+/* Chunks are in the way only where more GPUs than at first share the limit. */
 bool tp_registrar_take_pinned(uint64_t bytes) {
-    uint64_t end = now_ns() + PINNED_PATIENCE_NS;
-    enum outcome outcome = FULL;
+    enum outcome outcome = READY;
     pthread_mutex_lock(&registrar.lock);
-    registrar.bytes += bytes;
-    while ((outcome = make_room(0)) == FULL && now_ns() < end) {
-        if (!let_ended_go(true))
-            wait_changed(PAUSE_NS);
+    registrar.pinned += bytes;
+    while (outcome == READY && !pinned_fits()) {
+        outcome = evict(0);
+        if (outcome == FULL && let_ended_go())
+            outcome = READY;
     }
     if (outcome != READY)
-        registrar.bytes -= bytes;
+        registrar.pinned -= bytes;
     pthread_mutex_unlock(&registrar.lock);
     return outcome == READY;
 }
 
 void tp_registrar_give_pinned(uint64_t bytes) {
     pthread_mutex_lock(&registrar.lock);
-    registrar.bytes -= bytes;
+    registrar.pinned -= bytes;
     pthread_mutex_unlock(&registrar.lock);
 }
 
-/* A quarter of the limit, or all of it where no chunk has room. */
-uint64_t tp_registrar_pinned_share(void) {
-    uint64_t limit = tp_config()->engine.register_max_bytes;
-    return limit == 0 ? UINT64_MAX : limit < TP_CHUNK_BYTES ? limit : limit / 4;
+void tp_registrar_keep_pinned(uint64_t bytes) {
+    pthread_mutex_lock(&registrar.lock);
+    registrar.kept += bytes;
+    pthread_mutex_unlock(&registrar.lock);
 }
 
 /* ---- in the background ---- */
@@ -285,11 +310,11 @@ static struct tp_chunk *next_wanted(void) {
 static void replace(struct tp_chunk *chunk) {
     uint64_t idle_ticks = tp_chunk_outlasts(chunk);
     enum outcome outcome = register_chunk(chunk, chunk->gpu, idle_ticks);
-    if (outcome == FULL && let_ended_go(false))
+    if (outcome == FULL && let_ended_go())
         outcome = register_chunk(chunk, chunk->gpu, idle_ticks);
     if (outcome != FULL)
         return;
-    atomic_store_explicit(&registrar.none_until, __rdtsc() + NONE_TICKS, memory_order_relaxed);
+    atomic_store_explicit(&registrar.none_until, __rdtsc() + idle_ticks / 8, memory_order_relaxed);
     tp_count(TP_REGISTER_FULL, 1);
 }
 

@@ -71,13 +71,15 @@ void tp_chunk_release(struct tp_chunk *chunk);
 bool tp_registrar_kernel_may(struct tp_gpu *gpu);
 
 /*
- * Pinned memory counts as registered. take: there is room for so much, or it was made, by chunks
- * that are not in use; give: it is not there any more. share: how much of it there should be at
- * most. Chunks may be unregistered meanwhile: no lock held.
+ * Pinned memory counts within register_max_bytes. share: how much of it there should be at most.
+ * keep: chunks leave room for so much more, within that share. take: so much is made, if it has
+ * room; chunks that are not in use may have to make it, so no lock is held. give: it is not there
+ * any more.
  */
+uint64_t tp_registrar_pinned_share(void);
+void tp_registrar_keep_pinned(uint64_t bytes);
 bool tp_registrar_take_pinned(uint64_t bytes);
 void tp_registrar_give_pinned(uint64_t bytes);
-uint64_t tp_registrar_pinned_share(void);
 
 /* For tests: what "about two seconds" is (chunks.c). */
 void tp_registrar_set_idle_ms(unsigned ms);

@@ -35,7 +35,7 @@
 #define SEND_OPS (SLOT_OPS + TP_SLOT_BYTES / CUT_BYTES)
 #define PINNED_BYTES (DATA_BYTES + SEND_OPS * sizeof(struct tp_copy_op))
 #define POLL_TICKS 9000u                /* about 3 us between queries */
-#define RETRY_TICKS (UINT64_C(1) << 30) /* about 400 ms, after a slot that could not be made */
+#define RETRY_TICKS (UINT64_C(1) << 25) /* about 10 ms, after a slot that could not be made */
 
 struct slot {
     struct slot *next;
@@ -159,6 +159,11 @@ static struct slot *make_slot(struct tp_stage *stage) {
     return slot;
 }
 
+void tp_stage_prepare(struct tp_gpu *gpu) {
+    if (tp_gpu_stages(gpu))
+        tp_registrar_keep_pinned(2 * SLOTS * PINNED_BYTES);
+}
+
 bool tp_stage_ready(struct tp_gpu *gpu, bool to_device) {
     int device = tp_gpu_device(gpu);
     struct tp_stage *stage = &stages[device][to_device];
@@ -169,7 +174,7 @@ bool tp_stage_ready(struct tp_gpu *gpu, bool to_device) {
     pthread_once(&stages_once, init_stages);
     pthread_mutex_lock(&stage->lock);
     stage->gpu = gpu;
-    struct slot *slot = stage->making == 0 ? make_slot(stage) : NULL;
+    struct slot *slot = make_slot(stage);
     if (slot)
         push_unused(stage, slot);
     pthread_mutex_unlock(&stage->lock);

@@ -43,6 +43,9 @@ struct tp_stage_job {
 
 enum tp_stage_state { TP_STAGE_DONE, TP_STAGE_RUNNING, TP_STAGE_FAILED };
 
+/* This GPU is going to be used: room is kept for its slots within register_max_bytes. Once. */
+void tp_stage_prepare(struct tp_gpu *gpu);
+
 /*
  * Can copies this way be staged? Once true, true until the GPU's context is lost. The first call
  * makes a slot, which takes a millisecond; false when there is no pinned memory to be had within

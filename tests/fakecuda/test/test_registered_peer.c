@@ -102,14 +102,15 @@ Test(registered_peer, blocks_that_together_are_half_a_chunk, .timeout = 60) {
 
 Test(registered_peer, a_request_that_is_registered_in_part, .timeout = 60) {
     static unsigned char got[6 * MIB];
-    start(REGISTER ", \"register_max_bytes\": \"4M\", \"copy_engine\": \"kernel\"", FAKE_GOOD);
+    start(REGISTER ", \"register_max_bytes\": \"6M\", \"copy_engine\": \"kernel\"", FAKE_GOOD);
     submit_one(0x20, TP_OP_READ, 0, 6 * MIB);
     cr_assert_eq(rig_finish(0x20, NULL), TP_TASK_COMPLETED);
     cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, sizeof(got)), 0);
     cr_assert_eq(memcmp(got, store.memory, sizeof(got)), 0);
     cr_assert_eq(counted(TP_REGISTER_MISSES), 1);
     cr_assert_eq(counted(TP_REGISTRATIONS), 1);
-    cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
+    cr_assert_eq(counted(TP_STAGED_BYTES), 2 * MIB);
+    cr_assert_eq(counted(TP_KERNEL_BYTES), 6 * MIB);
     cr_assert_eq(rig_free(0x20), 0);
     fake_end(&store);
     cr_assert(becomes(TP_REGISTERED_BYTES, 0));
