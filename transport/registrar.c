@@ -93,7 +93,7 @@ static void failed(const char *call, uint64_t bytes, tp_cu_result result) {
     tp_count(TP_REGISTER_FAILURES, 1);
     tp_log_once(&said, TP_LOG_WARN,
                 "%s of %llu MiB of a store's memory: %s (ulimit -l unlimited may help); its GPU "
-                "copies go on without, slower",
+                "copies go on without, at the cost of CPU time",
                 call, (unsigned long long)bytes >> 20, tp_cuda_error(result));
 }
 
