@@ -51,7 +51,7 @@ struct slots {
     struct slot *first, *last;
 };
 
-/* | gpu                      | before the first slot is `made`            |
+/* | gpu                      | before the GPU can be found                |
  * | waiting, sent, landed    | under the lock, read without: hints        |
  * | the rest                 | under the lock                             | */
 struct tp_stage {
@@ -160,8 +160,13 @@ static struct slot *make_slot(struct tp_stage *stage) {
 }
 
 void tp_stage_prepare(struct tp_gpu *gpu) {
-    if (tp_gpu_stages(gpu))
-        tp_registrar_keep_pinned(2 * SLOTS * PINNED_BYTES);
+    struct tp_stage *pair = stages[tp_gpu_device(gpu)];
+    if (!tp_gpu_stages(gpu))
+        return;
+    pthread_once(&stages_once, init_stages);
+    pair[0].gpu = gpu;
+    pair[1].gpu = gpu;
+    tp_registrar_keep_pinned(2 * SLOTS * PINNED_BYTES);
 }
 
 bool tp_stage_ready(struct tp_gpu *gpu, bool to_device) {
@@ -171,9 +176,7 @@ bool tp_stage_ready(struct tp_gpu *gpu, bool to_device) {
         return !tp_gpu_lost(gpu);
     if (!tp_gpu_stages(gpu))
         return false;
-    pthread_once(&stages_once, init_stages);
     pthread_mutex_lock(&stage->lock);
-    stage->gpu = gpu;
     struct slot *slot = make_slot(stage);
     if (slot)
         push_unused(stage, slot);

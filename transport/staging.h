@@ -43,7 +43,8 @@ struct tp_stage_job {
 
 enum tp_stage_state { TP_STAGE_DONE, TP_STAGE_RUNNING, TP_STAGE_FAILED };
 
-/* This GPU is going to be used: room is kept for its slots within register_max_bytes. Once. */
+/* For one that tp_gpu_get does not give yet: its slots may be made, and room is kept for them
+ * within register_max_bytes. Once. */
 void tp_stage_prepare(struct tp_gpu *gpu);
 
 /*

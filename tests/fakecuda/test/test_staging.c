@@ -193,46 +193,6 @@ Test(staging, nothing_is_staged_when_all_is_registered, .timeout = 60) {
     end(mapped);
 }
 
-static void *run_thread(void *arg) {
-    const struct mapped *mapped = arg;
-    static _Atomic unsigned number;
-    uint64_t me = atomic_fetch_add(&number, 1);
-    unsigned char *sent = malloc(CHUNK);
-    unsigned char *got = malloc(CHUNK);
-    uint64_t seed = me;
-    (void)use_device(0);
-    for (int i = 0; i < 5; i++) {
-        struct part put[64];
-        struct part get[64];
-        for (unsigned k = 0; k < 64; k++) {
-            put[k] =
-                (struct part){me * 2 * CHUNK + k * 65536, me * CHUNK + (63 - k) * 65536, 65536};
-            get[k] = (struct part){put[k].here + CHUNK, put[k].there, 65536};
-        }
-        fill_random(sent, CHUNK, &seed);
-        must(DRIVER(fakecuda_poke)(gpu + me * 2 * CHUNK, sent, CHUNK) == 0, "poke");
-        must(run_parts(mapped, false, put, 64) == TP_DEVICE_DONE, "put");
-        must(run_parts(mapped, true, get, 64) == TP_DEVICE_DONE, "get");
-        must(DRIVER(fakecuda_peek)(got, gpu + me * 2 * CHUNK + CHUNK, CHUNK) == 0, "peek");
-        must(memcmp(sent, got, CHUNK) == 0, "these bytes");
-    }
-    free(sent);
-    free(got);
-    return NULL;
-}
-
-Test(staging, several_threads, .timeout = 60) {
-    pthread_t threads[4];
-    begin(REGISTER, 8 * CHUNK, NONE_REGISTERED);
-    struct mapped *mapped = map_segment(4 * CHUNK, 4 * CHUNK, 4096);
-    for (unsigned i = 0; i < 4; i++)
-        cr_assert_eq(pthread_create(&threads[i], NULL, run_thread, mapped), 0);
-    for (unsigned i = 0; i < 4; i++)
-        pthread_join(threads[i], NULL);
-    cr_assert_eq(counted(TP_STAGED_BYTES), 4 * 5 * 2 * CHUNK);
-    end(mapped);
-}
-
 /* ---- the pipeline ---- */
 
 static uint64_t one_way_ms(const struct mapped *mapped, bool to_device) {
