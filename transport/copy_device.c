@@ -257,13 +257,11 @@ static void start_group(struct tp_device_group *group) {
     /* Read once: a calibration that ends meanwhile must not move copies from one method to the
      * other. */
     uint64_t kernel_max = gpu && group->host_mapped ? tp_gpu_kernel_max(gpu, group->to_device) : 0;
+    if (gpu) /* first of all, since it takes longer */
+        tp_stage_start(&group->staged, gpu, group->to_device);
     for (int method = 0; method < TP_GPU_METHODS && !group->failed; method++)
         group->failed = !gpu || !start_method(group, gpu, (enum tp_gpu_method)method, kernel_max);
     release_ops(group); /* the waves hold what they need */
-    if (gpu)
-        tp_stage_start(&group->staged, gpu, group->to_device);
-    else
-        group->failed = true;
     for (uint32_t i = 0; i < group->wave_count && !tp_wave_gathering(); i++) {
         if (tp_wave_close(group->waves[i]))
             tp_wave_send(group->waves[i]);

@@ -34,8 +34,9 @@ void tp_stage_end_piece(struct tp_stage_piece *piece, bool good);
 
 /* ---- the pipeline, for the threads ---- */
 
-/* Do something for any GPU and direction, if there is something to do. */
-bool tp_stage_step_any(void);
+/* Do something for each GPU and direction for which there is something to do, counted from `first`
+ * on. */
+bool tp_stage_step_any(uint32_t first);
 
 /* Is the GPU busy with slots, so that somebody has to look when they end? Two loads a direction. */
 bool tp_stage_in_flight(void);

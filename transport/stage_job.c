@@ -59,6 +59,8 @@ static bool continues(const struct tp_stage_op *op, const char *host, const char
 }
 
 void tp_stage_add(struct tp_stage_job *job, char *host, char *device, uint64_t bytes) {
+    if (!job->ops || !job->pieces) /* nothing was reserved */
+        return;
     job->bytes += bytes;
     while (bytes > 0) {
         struct tp_stage_piece *piece = open_piece(job, bytes);

@@ -23,12 +23,12 @@
 #define WATCH_NS 20000 /* between looks at a GPU that takes its time; the kernel adds 50 us */
 
 static struct {
-    pthread_mutex_t lock; /* guards what is not atomic */
     pthread_t threads[THREADS_MAX];
+    pthread_mutex_t lock; /* guards what is not atomic */
     unsigned count;
     _Atomic uint32_t wanted;
     _Atomic bool started, stop, watched;
-    _Alignas(64) _Atomic uint32_t news; /* futex: grows when there is something to do */
+    _Atomic uint32_t news; /* futex: grows when there is something to do */
     _Atomic uint32_t sleeping;
 } team = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -61,10 +61,11 @@ static bool watch(void) {
 
 static void *work(void *arg) {
     uint64_t idle_ns = 0;
+    uint32_t turn = 0;
     bool may_spin = tp_host_cpus() > 1;
     while (!atomic_load(&team.stop)) {
         uint32_t news = atomic_load(&team.news);
-        if (tp_stage_step_any()) {
+        if (tp_stage_step_any(turn++)) {
             idle_ns = 0;
             if (atomic_load(&team.sleeping) > 0 && tp_stage_work_left())
                 wake(1);

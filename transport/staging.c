@@ -61,6 +61,7 @@ struct tp_stage {
     struct tp_stage_piece *first, *last; /* waiting */
     uint64_t waiting_bytes;
     struct slot *unused;
+    uint32_t in_use; /* slots that have pieces */
     struct slots sent_slots, landed_slots;
     _Atomic uint32_t made;
     uint32_t making;
@@ -166,7 +167,7 @@ void tp_stage_prepare(struct tp_gpu *gpu) {
     pthread_once(&stages_once, init_stages);
     pair[0].gpu = gpu;
     pair[1].gpu = gpu;
-    tp_registrar_keep_pinned(2 * SLOTS * PINNED_BYTES);
+    tp_registrar_keep_pinned(PINNED_BYTES * 2 * SLOTS);
 }
 
 bool tp_stage_ready(struct tp_gpu *gpu, bool to_device) {
@@ -242,17 +243,18 @@ static void copy_host(const struct slot *slot, bool to_device) {
     tp_copy_fence();
 }
 
+static bool goes_on(const struct tp_copy_op *op, const char *to, const char *from) {
+    return (char *)op->to + op->bytes == to && (const char *)op->from + op->bytes == from;
+}
+
 /* Append to the list what lies at `to` and `from`: to the last one where it continues that, none
  * larger than `most`. */
 static uint32_t list_op(struct tp_copy_op *ops, uint32_t count, char *to, const char *from,
                         size_t bytes, size_t most) {
     while (bytes > 0) {
-        struct tp_copy_op *last = count ? &ops[count - 1] : NULL;
-        if (!last || last->bytes >= most || (char *)last->to + last->bytes != to ||
-            (const char *)last->from + last->bytes != from) {
-            last = &ops[count++];
-            *last = (struct tp_copy_op){to, from, 0};
-        }
+        if (count == 0 || ops[count - 1].bytes >= most || !goes_on(&ops[count - 1], to, from))
+            ops[count++] = (struct tp_copy_op){to, from, 0};
+        struct tp_copy_op *last = &ops[count - 1];
         size_t part = bytes < most - last->bytes ? bytes : most - last->bytes;
         last->bytes += part;
         to += part;
@@ -289,29 +291,45 @@ static void end_slot(struct tp_stage *stage, struct slot *slot, bool good) {
     }
     pthread_mutex_lock(&stage->lock);
     push_unused(stage, slot);
+    stage->in_use--;
     pthread_mutex_unlock(&stage->lock);
 }
 
-/* With the lock held: as much of what waits as this slot shall take. */
+/* Does the piece go into the slot beside what is there? `most`: bytes that it shall take. */
+static bool fits(const struct slot *slot, const struct tp_stage_piece *piece, uint64_t most) {
+    return slot->bytes + piece->bytes <= most &&
+           slot->op_count + piece->end - piece->first <= SLOT_OPS;
+}
+
+/* How much of what waits a slot shall take: while there is little to do, each thread its share;
+ * once there is more, all that it holds, for the sake of fewer calls. */
+static uint64_t load_bytes(const struct tp_stage *stage) {
+    uint32_t threads = tp_stage_threads();
+    uint64_t share = stage->waiting_bytes / threads;
+    return share < TP_SLOT_BYTES && stage->in_use < threads / 2 ? share : TP_SLOT_BYTES;
+}
+
+/* With the lock held, and something waits. */
 static void take_pieces(struct tp_stage *stage, struct slot *slot) {
-    uint64_t share = stage->waiting_bytes / tp_stage_threads();
-    uint64_t most = share < TP_SLOT_BYTES ? share : TP_SLOT_BYTES;
-    struct tp_stage_piece *last = NULL;
-    slot->pieces = stage->first;
+    uint64_t most = load_bytes(stage);
+    struct tp_stage_piece *piece = stage->first;
+    struct tp_stage_piece *last;
+    int32_t count = 0;
+    slot->pieces = piece;
     slot->bytes = 0;
     slot->op_count = 0;
-    for (struct tp_stage_piece *piece = stage->first;
-         piece && (!last || (slot->bytes + piece->bytes <= most &&
-                             slot->op_count + piece->end - piece->first <= SLOT_OPS));
-         piece = piece->next) {
+    do {
         slot->bytes += piece->bytes;
         slot->op_count += piece->end - piece->first;
+        count++;
         last = piece;
-        hint(&stage->waiting, -1);
-    }
-    stage->first = last->next;
+        piece = piece->next;
+    } while (piece && fits(slot, piece, most));
     last->next = NULL;
+    stage->first = piece;
     stage->waiting_bytes -= slot->bytes;
+    stage->in_use++;
+    hint(&stage->waiting, -count);
 }
 
 /* A slot with pieces; NULL: nothing waits, or no slot is free. */
@@ -345,7 +363,8 @@ static void say_failed(const struct tp_stage *stage, tp_cu_result result) {
 
 static bool send_slot(struct tp_stage *stage, struct slot *slot) {
     bool to_device = stage->to_device;
-    bool kernel = slot->bytes / slot->op_count <= tp_gpu_kernel_max(stage->gpu, to_device);
+    bool kernel = slot->op_count > 0 &&
+                  slot->bytes / slot->op_count <= tp_gpu_kernel_max(stage->gpu, to_device);
     enum tp_gpu_method method = kernel ? TP_GPU_KERNEL : TP_GPU_ENGINE;
     uint32_t count = list_ops(slot, to_device, kernel ? CUT_BYTES : SIZE_MAX);
     tp_cu_result result = tp_gpu_send_staged(stage->gpu, &method, to_device, slot->ops, count,
@@ -447,13 +466,11 @@ static bool step(struct tp_stage *stage) {
     return step_empty(stage) || did;
 }
 
-bool tp_stage_step_any(void) {
-    static _Atomic uint32_t turn;
-    int ways = 2 * (atomic_load(&highest_device) + 1);
-    uint32_t first = atomic_fetch_add_explicit(&turn, 1, memory_order_relaxed);
+bool tp_stage_step_any(uint32_t first) {
+    uint32_t ways = 2 * ((uint32_t)atomic_load(&highest_device) + 1);
     bool did = false;
-    for (int i = 0; i < ways; i++) {
-        uint32_t way = (first + (uint32_t)i) % (uint32_t)ways;
+    for (uint32_t i = 0; i < ways; i++) {
+        uint32_t way = (first + i) % ways;
         did = step(&stages[way / 2][way % 2]) || did;
     }
     return did;
