@@ -206,13 +206,13 @@ static uint64_t one_way_ms(const struct mapped *mapped, bool to_device) {
     return rig_now_ms() - start;
 }
 
-/* 16 slots; the GPU begins each only after 50 ms. */
+/* 16 slots; the GPU begins each only after 200 ms. */
 Test(staging, slots_are_under_way_at_once, .timeout = 60) {
-    setenv("FAKECUDA_DELAY_US", "50000", 1);
+    setenv("FAKECUDA_DELAY_US", "200000", 1);
     begin(REGISTER ", \"copy_engine\": \"dma\"", 4 * CHUNK, NONE_REGISTERED);
     struct mapped *mapped = map_segment(4 * CHUNK, 4 * CHUNK, 4096);
-    cr_assert_leq(one_way_ms(mapped, true), 16 * 50 / 2);
-    cr_assert_leq(one_way_ms(mapped, false), 16 * 50 / 2);
+    cr_assert_leq(one_way_ms(mapped, true), 16 * 200 / 2);
+    cr_assert_leq(one_way_ms(mapped, false), 16 * 200 / 2);
     cr_assert_eq(counted(TP_STAGED_BYTES), 8 * CHUNK);
     end(mapped);
 }
