@@ -12,6 +12,7 @@
  */
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <x86intrin.h>
 
 #include "env/cuda.h"
@@ -217,8 +218,12 @@ static const struct tp_stage_op *next_op(struct walk *walk, size_t *ret_at) {
 }
 
 static void copy_run(char *host, char *in_slot, size_t bytes, bool to_device) {
-    if (bytes)
-        tp_copy_bytes(to_device ? in_slot : host, to_device ? host : in_slot, bytes);
+    if (bytes && !to_device)
+        tp_copy_bytes(host, in_slot, bytes);
+    /* By ordinary stores, so that the slot stays in the cache; in parts, since memcpy streams what is
+     * larger. */
+    for (size_t at = 0; to_device && at < bytes; at += 16384)
+        memcpy(in_slot + at, host + at, bytes - at < 16384 ? bytes - at : 16384);
 }
 
 /* Between the slot and the host's memory. Blocks of one object lie behind each other in both. */
