@@ -38,7 +38,7 @@ static void hold_all(struct tp_chunks *chunks, struct tp_gpu *gpu, const struct 
         if (!tp_chunk_hold(chunk, gpu, least(here, copy->run_bytes - done)))
             ways.registered = false;
     }
-    ways.staged = !ways.registered && tp_stage_ready(gpu, copy->to_device);
+    ways.staged = !ways.registered && tp_stage_ready(gpu);
     ways.mapped = (ways.registered || ways.staged) && tp_registrar_kernel_may(gpu);
     *ret_ways = ways;
 }

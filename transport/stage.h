@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside staging: what jobs (stage_job.c), slots and the pipeline (staging.c) and the threads
- * (stage_threads.c) share.
+ * Inside staging: what jobs (stage_job.c), slots (stage_slot.c), the pipeline (staging.c) and the
+ * threads (stage_threads.c) share.
  */
 #ifndef TIDEPOOL_STAGE_H
 #define TIDEPOOL_STAGE_H

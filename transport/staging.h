@@ -48,11 +48,11 @@ enum tp_stage_state { TP_STAGE_DONE, TP_STAGE_RUNNING, TP_STAGE_FAILED };
 void tp_stage_prepare(struct tp_gpu *gpu);
 
 /*
- * Can copies this way be staged? Once true, true until the GPU's context is lost. The first call
+ * Can copies be staged? Once true, true until the GPU's context is lost. The first call
  * makes a slot, which takes a millisecond; false when there is no pinned memory to be had within
  * register_max_bytes (asked again after a while). Otherwise one load. Any thread, no lock held.
  */
-bool tp_stage_ready(struct tp_gpu *gpu, bool to_device);
+bool tp_stage_ready(struct tp_gpu *gpu);
 
 /* Make room for `bytes` in at most `count` copies, so that adding them cannot fail. False: no
  * memory. */

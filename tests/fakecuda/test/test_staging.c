@@ -305,12 +305,15 @@ Test(staging_faults, no_event, .timeout = 60) {
 }
 
 /* Each call in turn fails once, or always: success means the bytes, and there is an end. */
-static void check_fault(const char *rule, bool to_device, enum tp_device_state expected) {
+static void check_fault(const char *engine, const char *rule, bool to_device,
+                        enum tp_device_state expected) {
     char rules[200];
+    char settings[200];
     struct part all = {0, 0, 4 * CHUNK};
     unsigned char *got = malloc(4 * CHUNK);
     uint64_t seed = 8;
-    begin(REGISTER ", \"copy_engine\": \"auto\"", 4 * CHUNK, NONE_REGISTERED);
+    snprintf(settings, sizeof(settings), REGISTER ", \"copy_engine\": \"%s\"", engine);
+    begin(settings, 4 * CHUNK, NONE_REGISTERED);
     struct mapped *mapped = map_segment(4 * CHUNK, 4 * CHUNK, 4096);
     cr_assert_eq(run_parts(mapped, to_device, &all, 1), TP_DEVICE_DONE);
     fill_random((unsigned char *)mapped->address, 4 * CHUNK, &seed);
@@ -328,33 +331,33 @@ static void check_fault(const char *rule, bool to_device, enum tp_device_state e
 }
 
 Test(staging_faults, a_copy_that_is_refused_to_the_gpu, .timeout = 60) {
-    check_fault("cuMemcpyAsync:5=1", true, TP_DEVICE_FAILED);
+    check_fault("dma", "cuMemcpyAsync:5=1", true, TP_DEVICE_FAILED);
 }
 
 Test(staging_faults, a_copy_that_is_refused_from_the_gpu, .timeout = 60) {
-    check_fault("cuMemcpyAsync:5=1", false, TP_DEVICE_FAILED);
+    check_fault("dma", "cuMemcpyAsync:5=1", false, TP_DEVICE_FAILED);
 }
 
 Test(staging_faults, all_copies_are_refused, .timeout = 60) {
-    check_fault("cuMemcpyAsync:*=1", false, TP_DEVICE_FAILED);
+    check_fault("dma", "cuMemcpyAsync:*=1", false, TP_DEVICE_FAILED);
 }
 
 /* The copies are waited for, and count. */
 Test(staging_faults, an_event_that_is_not_recorded, .timeout = 60) {
-    check_fault("cuEventRecord:2=1", true, TP_DEVICE_DONE);
+    check_fault("auto", "cuEventRecord:2=1", true, TP_DEVICE_DONE);
 }
 
 Test(staging_faults, a_query_that_fails, .timeout = 60) {
-    check_fault("cuEventQuery:2=1", false, TP_DEVICE_DONE);
+    check_fault("auto", "cuEventQuery:2=1", false, TP_DEVICE_DONE);
 }
 
 Test(staging_faults, a_lost_context, .timeout = 60) {
-    check_fault("cuEventQuery:*=700,cuStreamSynchronize:*=700,cuMemcpyAsync:3=700", false,
+    check_fault("dma", "cuEventQuery:*=700,cuStreamSynchronize:*=700,cuMemcpyAsync:3=700", false,
                 TP_DEVICE_FAILED);
 }
 
 Test(staging_faults, a_context_that_cannot_be_entered, .timeout = 60) {
-    check_fault("cuCtxPushCurrent:*=201", true, TP_DEVICE_FAILED);
+    check_fault("auto", "cuCtxPushCurrent:*=201", true, TP_DEVICE_FAILED);
 }
 
 Test(staging_faults, a_kernel_that_cannot_be_started, .timeout = 60) {
