@@ -53,14 +53,17 @@ def _defaults(s):
             f'  timeout queue {s.timeout}',
             '  timeout http-request 30s',
             '  timeout http-keep-alive 60s',
-            '  option dontlognull']
+            '  option dontlognull',
+            '  # An answer is streamed a token at a time; without this the proxy holds each back for up to 200 ms, hoping for more.',
+            '  option http-no-delay']
 
 
 def _key_rules(s):
-    lines = ['  # The conversation: the first of the keys that the request has, as a digest of fixed length.']
+    lines = ['  # Only what the proxy holds in full before it sends it can be sent again, and clients often send head and body apart.',
+             '  http-request wait-for-body time 30s if METH_POST',
+             '  # The conversation: the first of the keys that the request has, as a digest of fixed length.']
     if s.reads_body:
-        lines += ['  http-request wait-for-body time 10s if METH_POST',
-                  '  # json_query reads no \\u escapes beyond ASCII; what they say does not matter, only that it is always the same.',
+        lines += ['  # json_query reads no \\u escapes beyond ASCII; what they say does not matter, only that it is always the same.',
                   r"""  http-request set-var(txn.body) 'req.body,regsub("\\\\\\\\","//",g),regsub("\\\\u","/u",g)'"""]
     for key in s.keys:
         unset = '!{ var(txn.key) -m found }'
