@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Homes: they outlive a reload, two routers agree on them, and a node that leaves, joins, drains or dies moves what it must."""
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -273,4 +274,58 @@ def test_load_from_the_engines_metric():
                 await asyncio.to_thread(wait_for, lambda: proxy.loads()['n1'] == 27000, 'the mean of the others')
                 with open(proxy.log) as log:
                     assert 'node n1: no metric sglang:num_used_tokens' in log.read()
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize('load', ['conversations', 'tokens'])
+def test_a_silent_conversation_closes(load):
+    async def run():
+        async with engines(2) as e:
+            async with router(ports(e), *LOADS[load], '--expire', '2s', '--sync-interval', '100ms') as proxy:
+                client = Client(proxy.port)
+                await ask_all(client, NAMES)
+                assert sum(proxy.loads().values()) == len(NAMES) * (100 if load == 'tokens' else 1)
+                end = time.monotonic() + 3
+                while time.monotonic() < end:          # one of them goes on
+                    await ask(client, NAMES[0])
+                    await asyncio.sleep(.2)
+                await asyncio.to_thread(wait_for, lambda: sum(proxy.loads().values()) == (100 if load == 'tokens' else 1), 'the others are closed')
+                assert (await ask(client, NAMES[1]))[1] == 'new'
+    asyncio.run(run())
+
+
+MANY = 20000
+
+
+def remember(proxy, names, size):
+    """Homes by the proxy's own command: conversation i is at the node i % 4, all of the same size."""
+    with open(proxy.config) as file:
+        ids = [line.split()[-1] for line in file if line.startswith('  server ')]
+    for first in range(0, len(names), 50):
+        commands = []
+        for i in range(first, min(first + 50, len(names))):
+            key = hashlib.sha1(names[i].encode()).hexdigest().upper()
+            commands += [f'set table homes key {key} data.gpt0 {ids[i % 4]}', f'set table sizes key {key} data.gpt0 {size}']
+        proxy.admin('; '.join(commands))
+
+
+def test_many_homes_are_counted_soon_after_a_reload_and_nothing_moves_meanwhile():
+    async def run():
+        async with engines(4) as e:
+            async with router(ports(e), *LOADS['tokens'], routers=alone()) as proxy:
+                names = [f'c{i}' for i in range(MANY)]
+                await asyncio.to_thread(remember, proxy, names, 100)
+                counted = {node: MANY // 4 * 100 for node in e}
+                await asyncio.to_thread(wait_for, lambda: proxy.loads() == counted, f'the router counts {counted}')
+                await in_step(proxy)
+                await asyncio.to_thread(proxy.reload)
+                counts = asyncio.ensure_future(asyncio.to_thread(wait_for, lambda: proxy.loads() == counted, f'the new worker counts {counted}', 15))
+                asked = 0
+                while not counts.done():               # the size stays what it was, so the sums must come out the same
+                    asked += 1
+                    i = asked * 7919 % MANY
+                    node, decision = await ask(Client(proxy.port), names[i])
+                    assert node == f'n{i % 4 + 1}', (i, node, decision)
+                await counts
+                assert asked > 20
     asyncio.run(run())

@@ -32,7 +32,7 @@ def _global(s):
         source = s.tokens.kind if s.load == 'tokens' else '-'
         # 2.6 hands no arguments to lua-load.
         lines.append(f'  setenv TIDEPOOL_ROUTER "{s.load} {threshold_in_hundredths(s.threshold)} {s.sync_interval_ms} '
-                     f'{source} {s.tokens.name or "-"} {s.tokens.number} {"explain" if s.explain else "-"} {nodes}"')
+                     f'{source} {s.tokens.name or "-"} {s.tokens.number} {"explain" if s.explain else "-"} {("-", "alone", "several")[min(len(s.routers), 2)]} {nodes}"')
         lines.append(f'  lua-load {s.lua_path}')
     return lines
 
@@ -145,12 +145,14 @@ def _lua_policy(s):
         lines.append(f'  http-request set-var(txn.size) {size}')
         if s.tokens.kind != 'metric':
             lines.append('  http-request set-var(txn.held) var(txn.key),table_gpt0(sizes) if { var(txn.key) -m found }')
+    # Tracked before it is decided: what has no entry has expired, and is not merely on its way.
+    lines.append('  http-request track-sc0 var(txn.key) table homes if { var(txn.key) -m found }')
+    if s.load == 'tokens' and s.tokens.kind != 'metric':
+        lines.append('  http-request track-sc2 var(txn.key) table sizes if { var(txn.key) -m found }')
     lines += ['  http-request lua.route',
-              '  http-request track-sc0 var(txn.key) table homes if { var(txn.key) -m found }',
               '  http-request sc-set-gpt0(0) var(txn.node_id) if { var(txn.key) -m found } { var(txn.node_id) -m found }']
     if s.load == 'tokens' and s.tokens.kind != 'metric':
-        lines += ['  http-request track-sc2 var(txn.key) table sizes if { var(txn.key) -m found }',
-                  '  http-request sc-set-gpt0(2) var(txn.weight) if { var(txn.key) -m found } { var(txn.node_id) -m found }']
+        lines += ['  http-request sc-set-gpt0(2) var(txn.weight) if { var(txn.key) -m found } { var(txn.node_id) -m found }']
     return lines, ['  use-server %[var(txn.node)] if { var(txn.node) -m found }',
                    '  # A request that was sent on to another node, because its own had died, has its home there.',
                    '  http-response sc-set-gpt0(0) srv_id if { var(txn.key) -m found } !{ srv_id,sub(txn.node_id) eq 0 }']
@@ -161,7 +163,9 @@ def _tables(s):
     size = f'type string len 40 size {s.conversations} expire {s.expire}'
     lines = ['backend decisions', '  stick-table type string len 16 size 64 store gpc0']
     if s.uses_lua:
-        lines += ['backend homes', f'  stick-table {size} store gpt0{peers}']
+        # The rate tells which homes any router was asked for a moment ago.
+        rate = ',http_req_rate(10s)' if len(s.routers) > 1 else ''
+        lines += ['backend homes', f'  stick-table {size} store gpt0{rate}{peers}']
         if s.load == 'tokens' and s.tokens.kind != 'metric':
             lines += ['backend sizes', f'  stick-table {size} store gpt0{peers}']
     return lines, f'{size} store server_id{peers}'
