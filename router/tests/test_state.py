@@ -143,7 +143,7 @@ def wait_for(condition, what, seconds=10):
 async def settle(one, two):
     """The routers have met: each has a session with the other."""
     def met():
-        return all('last_status=ESTA' in p.admin('show peers').replace('last_status=  ', 'last_status=') for p in (one, two))
+        return all('(remote,active)' in p.admin('show peers') for p in (one, two))
     await asyncio.to_thread(wait_for, met, 'the routers meet')
 
 
@@ -328,4 +328,67 @@ def test_many_homes_are_counted_soon_after_a_reload_and_nothing_moves_meanwhile(
                     assert node == f'n{i % 4 + 1}', (i, node, decision)
                 await counts
                 assert asked > 20
+    asyncio.run(run())
+
+
+class Wire:
+    """Between a router and the port of another, and may be cut."""
+
+    def __init__(self):
+        self.whole, self.ends = True, set()
+
+    async def start(self, target):
+        self.target = target
+        self.server = await asyncio.start_server(self._connect, '127.0.0.1', 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def _connect(self, reader, writer):
+        self.ends.add(writer)
+        try:
+            if self.whole:
+                other_reader, other = await asyncio.open_connection('127.0.0.1', self.target)
+                self.ends.add(other)
+                await asyncio.gather(self._carry(reader, other), self._carry(other_reader, writer))
+        except OSError:
+            pass
+        writer.close()
+
+    async def _carry(self, reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    def cut(self):
+        self.whole = False
+        for writer in self.ends:
+            writer.transport.abort()
+        self.ends.clear()
+
+
+def test_routers_that_were_apart_agree_again_when_a_conversation_is_next_asked():
+    async def run():
+        async with engines(4) as e:
+            own = dict(zip(('r1', 'r2'), free_ports(2)))
+            wires = {name: await Wire().start(port) for name, port in own.items()}
+            options = *LOADS['conversations'], '--sync-interval', '200ms'
+            async with router(ports(e), *options, routers={'r1': own['r1'], 'r2': wires['r2'].port}, self_name='r1') as one, \
+                    router(ports(e), *options, routers={'r1': wires['r1'].port, 'r2': own['r2']}, self_name='r2') as two:
+                first, second = Client(one.port), Client(two.port)
+                await settle(one, two)
+                homes = await ask_all(first, NAMES[:20])
+                await asyncio.to_thread(wait_for, lambda: conversations(two) == 20, 'the other router knows 20 homes')
+                for wire in wires.values():
+                    wire.cut()
+                assert await ask_all(second, NAMES[:20]) == homes
+                mine, theirs = await ask_all(first, NAMES[20:]), await ask_all(second, list(reversed(NAMES[20:])))
+                assert mine != theirs, 'the routers chose alike: nothing was tested'
+                for wire in wires.values():
+                    wire.whole = True
+                await settle(one, two)
+                await asyncio.sleep(1)
+                chosen = await ask_all(first, NAMES[20:])
+                agreed = {node: [*homes.values(), *chosen.values()].count(node) for node in e}
+                await asyncio.to_thread(wait_for, lambda: one.loads() == two.loads() == agreed, f'both count {agreed}')
+                assert await ask_all(second, NAMES) == homes | chosen
     asyncio.run(run())

@@ -209,7 +209,9 @@ def generate(s):
         lines.append(f'  stick-table {own_table}')
     lines += ['  option httpchk', f'  http-check send meth GET uri {s.health}',
               '  # A node that dies: what it has not begun to answer goes to another one, a POST included.',
-              '  option redispatch 1', '  retries 3', '  retry-on conn-failure empty-response', '']
+              '  option redispatch 1', '  retries 3', '  retry-on conn-failure empty-response',
+              '  # A host that vanishes closes nothing: what waits for it is sent on after 25 seconds.',
+              '  option srvtcpka', '  srvtcpka-idle 10s', '  srvtcpka-intvl 5s', '  srvtcpka-cnt 3', '']
     lines += _key_rules(s)
     rules, server_rules = _lua_policy(s) if s.uses_lua else _requests_policy(s)
     lines += ['  # The decision.'] + rules
