@@ -127,7 +127,8 @@ end
 
 core.register_action("route", {"http-req"}, function(txn)
   refresh_usable(txn)
-  local keyed = txn:get_var("txn.key") ~= nil
+  local key = txn:get_var("txn.key")
+  local keyed = key ~= nil
   local home_id = txn:get_var("txn.home") or 0
   local held, weight = 0, 1
   if load_kind == "tokens" then
@@ -139,7 +140,6 @@ core.register_action("route", {"http-req"}, function(txn)
     held = 1
   end
   local counts = keyed and source ~= "metric"
-  local key = txn:get_var("txn.key")
   if counts and home_id ~= 0 then
     count_home(key, home_id, held)              -- another router may have moved it
   elseif counts and home_of[key] then
