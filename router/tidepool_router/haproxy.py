@@ -23,6 +23,8 @@ def _global(s):
              f'  tune.bufsize {max(s.max_body + 2048, 16384 + 256 * len(s.nodes))}']
     if s.threads:
         lines.append(f'  nbthread {s.threads}')
+    if s.user:
+        lines.append(f'  user {s.user}')
     if s.socket:
         lines.append(f'  stats socket {s.socket} mode 600 level admin')
     if s.routers:
