@@ -120,12 +120,12 @@ def test_two_routers_agree(load):
                 homes = await ask_all(first, NAMES[:20])
                 homes |= await ask_all(second, NAMES[20:])
                 await asyncio.to_thread(wait_for, lambda: conversations(one) == conversations(two) == 40, 'both routers know 40 homes')
+                if load == 'conversations':          # each knows what the other's conversations weigh, unasked
+                    counts = {node: list(homes.values()).count(node) for node in e}
+                    await asyncio.to_thread(wait_for, lambda: one.loads() == two.loads() == counts, f'both count {counts}')
                 assert await ask_all(second, NAMES[:20]) == {name: homes[name] for name in NAMES[:20]}
                 assert await ask_all(first, NAMES[20:]) == {name: homes[name] for name in NAMES[20:]}
                 assert two.decisions()['stay'] == 20 and two.decisions()['new'] == 20
-                if load == 'conversations':          # each knows what the other's conversations weigh
-                    counts = {node: list(homes.values()).count(node) for node in e}
-                    await asyncio.to_thread(wait_for, lambda: one.loads() == two.loads() == counts, f'both count {counts}')
     asyncio.run(run())
 
 
