@@ -107,11 +107,15 @@ static const struct {
 } replications[] = {{56, 1}, {72, 5}};
 
 enum { SEGMENT_WORD = 10, SAME_NODE_WORD = 17, HOST_WORD = 18, OPTIONALS_WORD = 22 };
-enum { OPTIONAL_WORDS = 4, SHORT_BYTES = 16 };
+enum { OPTIONAL_WORDS = 4, SHORT_BYTES = 16, LONG_BYTES = 4096 };
 
-/* A short string points to itself. */
-static bool short_string(const uintptr_t *word) {
-    return word[0] == (uintptr_t)&word[2] && word[1] < SHORT_BYTES;
+/* A short string points to itself; a longer one has memory for its bytes, of a size that no other
+ * field would show by chance. */
+static bool is_string(const uintptr_t *word) {
+    bool in_itself = word[0] == (uintptr_t)&word[2];
+    bool elsewhere = word[0] > UINT32_MAX && word[1] >= SHORT_BYTES && word[2] >= word[1] &&
+                     word[2] <= LONG_BYTES;
+    return in_itself ? word[1] < SHORT_BYTES : elsewhere;
 }
 
 /* Is this a ReplicateConfig that we know, without a field that concerns several keys? */
@@ -123,7 +127,7 @@ static bool keys_are_alone(const void *replication, size_t element_bytes) {
         if (replications[i].element_bytes == element_bytes)
             optionals = replications[i].optionals;
     }
-    if (!optionals || !short_string(&words[SEGMENT_WORD]) || !short_string(&words[HOST_WORD]) ||
+    if (!optionals || !is_string(&words[SEGMENT_WORD]) || !is_string(&words[HOST_WORD]) ||
         *(const unsigned char *)&words[SAME_NODE_WORD] != 0)
         return false;
     for (unsigned i = 1; i <= optionals; i++) {

@@ -112,8 +112,6 @@ static void configurations() {
     whole([&](auto &c) { c.per_key_preferred_hca_names.emplace(200); });
     whole([&](auto &c) { c.residency_affinity_ids = of_keys; });
     whole([&](auto &c) { c.prefer_alloc_in_same_node = true; });
-    whole([&](auto &c) { c.preferred_segment = "longer than 15 bytes"; });
-    whole([&](auto &c) { c.host_id = "longer than 15 bytes"; });
     Call call(200, MIB);
     call.config.preferred_segment = "10.0.0.1:12345";
     call.config.host_id = "host";
@@ -124,6 +122,12 @@ static void configurations() {
     call.config.preferred_segments = call.config.preferred_nof_segments = of_keys;
     require_parts(call, 2);
     require_parts(call, 3);
+    call.config.preferred_segment = "node-17.example:12345 or so";
+    call.config.host_id = std::string(300, 'h');
+    require_parts(call, 2);
+    call.config.host_id = std::string(5000, 'h'); /* not plausible */
+    require_whole(call, 2);
+    call.config.host_id = "host";
     for (size_t unknown : {0, 48, 64}) {
         double_element_bytes = unknown;
         require_whole(call, 2);
