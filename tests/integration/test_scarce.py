@@ -1,0 +1,104 @@
+"""Threads, memory, addresses and fds that run out, for Tidepool alone (tests/scarce/scarce.c): nobody ends, hangs or gets
+other bytes. What is short once is tried again, what is short for good leaves transfers to Mooncake, and one line says it.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from harness import real_client, status
+from harness.cluster import MIB
+from harness.wheels import BUILD
+
+pytestmark = [pytest.mark.stores, pytest.mark.timeout(120)]
+
+SCARCE = BUILD / "tests" / "scarce" / "libscarce.so"
+SIZES = [8, 65536, MIB]
+AT_ONCE = 3
+
+# What an engine cannot start without: it runs as stock and says so.
+ENGINE_STOCK = ["thread:1:1", "thread:1:0", "epoll:1:1", "event:1:1", "open:1:0"]
+# What it comes to have later, or does without.
+ENGINE_LATER = [
+    *("thread:2:2", "thread:2:0", "thread:3:3", "thread:3:0"),
+    *(f"allocate:{number}:{number}" for number in range(1, 13)),
+    *("map:1:1", "map:2:2", "map:3:3", "memfd:1:1", "memfd:1:0", "socket:1:1", "socket:2:2", "epoll:2:2", "event:2:2"),
+    *(f"open:{number}:{number}" for number in range(4, 9)),
+]
+ENGINE_NEVER = ["allocate:1:0", "map:2:0", "map:3:0"]
+# A store that cannot share its memory fails its setup; with less than it asks for it works.
+STORE_FAILS = ["thread:1:1", "thread:1:0", "allocate:1:1", "map:2:2", "memfd:2:2", "socket:1:1", "epoll:1:1", "event:1:1"]
+STORE_WORKS = ["thread:2:2", "thread:2:0", "thread:3:0", "allocate:2:2", "memfd:1:1", "open:3:3", "open:4:4"]
+
+
+@pytest.fixture
+def start(cluster, tmp_path):
+    if cluster.stock:
+        pytest.skip("what runs out runs out for Tidepool")
+    return real_client.starter(cluster, tmp_path)
+
+
+def environment(cluster, role, case):
+    make = cluster.store_environment if role == "store" else cluster.engine_environment
+    return make(LD_PRELOAD=f"{SCARCE}:{cluster.preload}", SCARCE=case, TIDEPOOL_LOG="warn")
+
+
+def moves(engine, number):
+    keys = [f"{engine.name}-{number}-{index}" for index in range(len(SIZES))]
+    assert engine.put(keys, SIZES, seed=number) == ["0"] * len(SIZES), engine.log[-2000:]
+    assert engine.get(keys, SIZES, seed=number) == [f"{size} equal" for size in SIZES]
+
+
+def said_well(process):
+    """Little was said, nothing twice."""
+    lines = [line.split("] ", 1)[1] for line in process.warnings]
+    assert len(lines) <= 2 and len(set(lines)) == len(lines), lines
+    return lines
+
+
+def engine_with(cluster, start, store, case, attaches):
+    engine = start(f"engine-{case.replace(':', '-')}", environment(cluster, "engine", case))
+    moves(engine, 0)
+    if attaches:
+
+        def attached():
+            return any(client["pid"] == engine.pid and client["pieces"] for client in cluster.counters(store).clients)
+
+        status.until(attached, lambda: f"{case}: it attaches\n{engine.log[-2000:]}", 8)
+    moves(engine, 1)
+    lines = said_well(engine)
+    assert attaches or lines, f"{case}: nothing was said"
+    assert engine.close() == 0, f"{case}\n{engine.log[-2000:]}"
+
+
+def store_with(cluster, start, case, works):
+    name = f"store-{case.replace(':', '-')}"
+    try:
+        store = start(name, environment(cluster, "store", case), 16 * MIB)
+    except real_client.SetupFailed:
+        store = next(process for process in cluster.processes if process.name == name)
+        assert not works, f"{case}\n{store.log[-2000:]}"
+        assert store.popen.wait(10) == 1, f"{case}\n{store.log[-2000:]}"
+        (line,) = said_well(store)
+        assert line.startswith("error: ")
+        return
+    assert works, case
+    said_well(store)
+    assert store.close() == 0
+
+
+def all_of(cases, drive):
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(drive, cases))
+
+
+@pytest.mark.parametrize("kind", ["stock", "later", "never"])
+def test_engines(cluster, start, kind):
+    store = start("store", cluster.store_environment(), 512 * MIB)
+    cases = {"stock": ENGINE_STOCK, "later": ENGINE_LATER, "never": ENGINE_NEVER}[kind]
+    all_of(cases, lambda case: engine_with(cluster, start, store, case, kind == "later"))
+    assert store.close() == 0
+
+
+@pytest.mark.parametrize("works", [False, True], ids=["fails", "works"])
+def test_stores(cluster, start, works):
+    all_of(STORE_WORKS if works else STORE_FAILS, lambda case: store_with(cluster, start, case, works))
