@@ -1,7 +1,9 @@
-"""Threads, memory, addresses and fds that run out, for Tidepool alone (tests/scarce/scarce.c): nobody ends, hangs or gets
+"""Threads, memory, addresses and fds that run out, for Tidepool alone (tests/scarce/scarce.c) or by the kernel's limits: nobody ends, hangs or gets
 other bytes. What is short once is tried again, what is short for good leaves transfers to Mooncake, and one line says it.
 """
 
+import os
+import resource
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -102,3 +104,40 @@ def test_engines(cluster, start, kind):
 @pytest.mark.parametrize("works", [False, True], ids=["fails", "works"])
 def test_stores(cluster, start, works):
     all_of(STORE_WORKS if works else STORE_FAILS, lambda case: store_with(cluster, start, case, works))
+
+
+def test_a_limit_of_file_sizes(cluster, start):
+    """The kernel sends SIGXFSZ where a memfd would grow beyond it."""
+    with pytest.raises(real_client.SetupFailed):
+        start("store", cluster.store_environment(), 64 * MIB, {resource.RLIMIT_FSIZE: 8 * MIB})
+    store = cluster.processes[-1]
+    assert store.popen.wait(10) == 1, store.log[-2000:]
+    (line,) = store.warnings
+    assert "ulimit -f" in line
+
+
+def address_space(pid):
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_limit_of_addresses(cluster, start):
+    """ulimit -v: an engine that has none for the store's memory runs as stock, and maps it when it may."""
+    store = start("store", cluster.store_environment(), 768 * MIB)
+    plain = start("plain", {})
+    moves(plain, 0)
+    limits = {resource.RLIMIT_AS: address_space(plain.pid) + 512 * MIB}
+    engine = start("engine", cluster.engine_environment(TIDEPOOL_LOG="warn"), 0, limits)
+    moves(engine, 1)
+    status.until(lambda: engine.warnings, "it says so", 5)
+    (line,) = engine.warnings
+    assert "ulimit -v" in line and "tried again" in line
+    moves(engine, 2)
+    before = cluster.counters(engine)
+    assert before["local_write_bytes"] == before["local_read_bytes"] == 0
+    resource.prlimit(engine.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    status.until_attached(cluster.directory, engine)
+    before = cluster.counters(engine)
+    moves(engine, 3)
+    cluster.assert_local(engine, before, written=sum(SIZES), read=sum(SIZES))
+    assert [process.close() for process in (engine, plain, store)] == [0, 0, 0]

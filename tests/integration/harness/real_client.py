@@ -4,6 +4,7 @@ loaded under another name. It starts in a fraction of the time that an interpret
 
 import glob
 import os
+import resource
 import shutil
 import subprocess
 
@@ -22,17 +23,23 @@ class SetupFailed(Exception):
 class RealClient(Logged):
     """real_client, driven over its pipes."""
 
-    def __init__(self, cluster, name, module, python, environment, segment):
+    def __init__(self, cluster, name, module, python, environment, segment, limits):
         preload = ":".join(filter(None, [environment.get("LD_PRELOAD"), python]))
         whole = cluster.whole_environment(name, {**environment, "LD_PRELOAD": preload})
         libraries = glob.glob(f"{os.path.dirname(cluster.wheel.folder)}/mooncake*.libs")
         paths = [whole["LD_LIBRARY_PATH"]] if whole.get("LD_LIBRARY_PATH") else []
         whole["LD_LIBRARY_PATH"] = ":".join([*paths, *libraries, cluster.wheel.folder])
         self.name, self.log_path = name, os.path.join(cluster.folder, f"{name}.log")
+
+        def prepare():
+            die_with_parent()
+            for limit, value in limits.items():
+                resource.setrlimit(limit, (value, resource.getrlimit(limit)[1]))
+
         with open(self.log_path, "wb") as log:
             self.popen = subprocess.Popen(
                 [PROGRAM, module, cluster.master_address, str(segment)],
-                env=whole, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=die_with_parent,
+                env=whole, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=prepare,
             )
         cluster.processes.append(self)
         first = self.popen.stdout.readline().strip()
@@ -62,7 +69,8 @@ class RealClient(Logged):
 
 
 def starter(cluster, folder):
-    """What starts such programs in this cluster: start(name, environment, segment_bytes=0)."""
+    """What starts such programs in this cluster: start(name, environment, segment_bytes=0, limits={}), with soft
+    limits as of setrlimit."""
     if not PROGRAM.exists():
         pytest.skip("no C++ compiler when the build was configured")
     found = glob.glob(f"{cluster.wheel.folder}/store.so") + glob.glob(f"{cluster.wheel.folder}/_store.*.so")
@@ -71,7 +79,7 @@ def starter(cluster, folder):
     subprocess.run([ROOT / "tests" / "stubs" / "make-python", module, python], check=True)
     cluster.start_master()
 
-    def start(name, environment, segment=0):
-        return RealClient(cluster, name, module, str(python), environment, segment)
+    def start(name, environment, segment=0, limits=None):
+        return RealClient(cluster, name, module, str(python), environment, segment, limits or {})
 
     return start
