@@ -1,15 +1,17 @@
-"""Threads, memory, addresses and fds that run out, for Tidepool alone (tests/scarce/scarce.c) or by the kernel's limits: nobody ends, hangs or gets
-other bytes. What is short once is tried again, what is short for good leaves transfers to Mooncake, and one line says it.
+"""Threads, memory, addresses and fds that run out, for Tidepool alone (tests/scarce/scarce.c) or by the kernel's limits:
+nobody ends, hangs or gets other bytes. What is short once is tried again, what is short for good leaves transfers to
+Mooncake, and one line says it.
 """
 
+import itertools
 import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import real_client, status
+from harness import actions_double, real_client, status
 from harness.cluster import MIB
-from harness.wheels import BUILD
+from harness.wheels import BUILD, ROOT
 
 pytestmark = [pytest.mark.stores, pytest.mark.timeout(120)]
 
@@ -104,6 +106,45 @@ def test_engines(cluster, start, kind):
 @pytest.mark.parametrize("works", [False, True], ids=["fails", "works"])
 def test_stores(cluster, start, works):
     all_of(STORE_WORKS if works else STORE_FAILS, lambda case: store_with(cluster, start, case, works))
+
+
+GPU_LATER = ["thread:3:4", "thread:5:5", "allocate:9:9", "allocate:14:14"]
+GPU_NEVER = ["thread:3:0", "allocate:8:0"]
+
+
+def gpu_engine_with(cluster, case, later):
+    name = f"gpu-{case.replace(':', '-')}"
+    more = dict(PYTHONPATH=str(ROOT / "tests" / "fakecuda"), MC_STORE_BATCHED_GET="1", MC_STORE_BATCHED_PUT="1")
+    engine = cluster.process(name, {**environment(cluster, "engine", case), **more})
+    cluster.set_up(engine, local_bytes=16 * MIB)
+
+    def forwarded(number):
+        """GPU memory put and got back: how much of it Mooncake's transport has moved."""
+        before = cluster.counters(engine)["forward_bytes"]
+        keys = [f"{name}-{number}-{index}" for index in range(4)]
+        assert engine.call(actions_double.device_round, keys=keys, size=300000, seed=number), engine.log[-2000:]
+        return cluster.counters(engine)["forward_bytes"] - before
+
+    rounds = itertools.count()
+    if later:
+        status.until(lambda: forwarded(next(rounds)) == 0, f"{case}: GPU memory goes the short way", 10)
+    else:
+        assert forwarded(next(rounds)) > 0
+        assert forwarded(next(rounds)) > 0 and said_well(engine), case
+    assert engine.call(actions_double.mixed_round, keys=[f"{name}-a", f"{name}-b"], size=100000, seed=7)
+    said_well(engine)
+    assert engine.finish() == 0
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["later", "never"])
+def test_engines_with_gpus(newest, later):
+    if newest.stock:
+        pytest.skip("what runs out runs out for Tidepool")
+    newest.use_segments("cumem")
+    newest.start_master()
+    newest.store()
+    all_of(GPU_LATER if later else GPU_NEVER, lambda case: gpu_engine_with(newest, case, later))
+    newest.assert_no_rule_broken()
 
 
 def test_a_limit_of_file_sizes(cluster, start):
