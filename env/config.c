@@ -15,6 +15,7 @@
 #define DEFAULT_WAIT_S 300
 #define DEFAULT_RESTORE_BYTES (UINT64_C(1280) << 20)
 #define MAX_COPY_THREADS 64
+#define MAX_CALL_THREADS 16
 #define MAX_NODE 1023 /* the kernel's largest node number */
 
 /* ---- findings
@@ -309,6 +310,8 @@ static void parse_engine(const struct tp_parse *parse) {
     }
     parse_count(parse, TP_ENGINE_HALF, "TIDEPOOL_COPY_THREADS", MAX_COPY_THREADS,
                 &engine->copy_threads);
+    parse_count(parse, TP_ENGINE_HALF, "TIDEPOOL_CALL_THREADS", MAX_CALL_THREADS,
+                &engine->call_threads);
     parse_flag(parse, TP_ENGINE_HALF, "MC_STORE_BATCHED_GET", &engine->batched_get);
     parse_flag(parse, TP_ENGINE_HALF, "MC_STORE_BATCHED_PUT", &engine->batched_put);
 }

@@ -104,6 +104,7 @@ struct tp_engine_config {
     uint64_t kernel_max_bytes; /* 0: calibrated */
     unsigned kernel_blocks;    /* 0: calibrated */
     unsigned copy_threads;     /* TIDEPOOL_COPY_THREADS; 0: sized to the machine */
+    unsigned call_threads;     /* TIDEPOOL_CALL_THREADS; 0: sized to the machine */
     bool batched_get;          /* MC_STORE_BATCHED_GET=1 */
     bool batched_put;          /* MC_STORE_BATCHED_PUT=1 */
 };

@@ -51,6 +51,9 @@ const struct tp_setting tp_settings[] = {
     {"MC_STORE_BATCHED_GET", "0 or 1", "0",
      "Engine: one BatchGet moves all its memory replicas of a segment at once."},
     {"MC_STORE_BATCHED_PUT", "0 or 1", "0", "Engine: the same for BatchPut."},
+    {"TIDEPOOL_CALL_THREADS", "0 to 16; 0: sized to the machine; 1: none but the caller's", "0",
+     "Engine: threads that carry out one large batched call in parts, so that the copies of one "
+     "overlap Mooncake's own work on the next; with MC_STORE_BATCHED_GET and _PUT."},
     {"TIDEPOOL_COPY_THREADS", "0 to 64; 0: sized to the machine", "0",
      "Engine: threads that copy host memory."},
     {"MC_TENT_MACHINE_ID", "boot_id", "not set: boot_id and /etc/machine-id",

@@ -4,8 +4,8 @@
 One wheel, one GPU. Each side has a master, a store and an engine process of its own, which live for the whole run. A
 round of a shape is one put and one get of all its keys; every byte of a get is compared (random data, a poisoned
 target). Stock Mooncake gets fewer keys of the same blocks, so that its rounds end within about three seconds, and is
-compared by its rate. T_null is the time of the library that copies nothing: what Mooncake itself needs.
-E = max(T_null, bytes / limit) / T: 1 is the best that this machine and Mooncake allow.
+compared by its rate. T_null is the time of the library that copies nothing: what Mooncake itself needs, its calls not
+divided. E = max(T_null, bytes / limit) / T: about 1 is the best that this machine and Mooncake allow.
 
 With --segments, further sides: Tidepool with its store on memfd or on files instead of CUDA VMM memory, and the engine
 registering that memory (register_peer_memory), one side for each --engine-conf; compared with Tidepool by rate.
@@ -73,6 +73,7 @@ SHAPES = [
     Shape("vds", "vLLM DeepSeek-V3 MLA TP8, block 64, 8 readers", 128, [73728] * 61, readers=8),
     Shape("sdl", "SGLang direct linker 70B TP8, 80 range calls", 128, [16384] * 160, calls=80),
     Shape("mix", "MLA fp8 with indexer", 128, [41984, 8448] * 61),
+    Shape("l16g", "LMCache, 80 chunks of 16 MiB, GPU", 80, [16 * MIB]),
     Shape("s32", "SGLang Qwen3-32B TP2, page 64, host", 256, [4 * MIB], host=True),
     Shape("sds", "SGLang DeepSeek-V3, page 64, host", 128, [73728] * 61, host=True),
     Shape("l8", "LMCache Llama-3.1-8B, chunk 256, host", 32, [32 * MIB], host=True),
@@ -644,6 +645,8 @@ class Side:
             shm = {"enable": True, key: self.directory, **self.conf}
             made["MC_TENT_CONF"] = json.dumps({"transports": {"shm": shm}})
             made.update(TIDEPOOL_BITS)
+            if self.name == "null":  # what Mooncake's calls take as they are
+                made.update(TIDEPOOL_CALL_THREADS="1")
         return made
 
     def start(self, wheel_folder):

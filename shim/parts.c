@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The threads that carry out calls in parts. See parts.h, also for what it must not know.
+ *
+ * A call takes the threads that are idle when it begins, and is not divided when there is none:
+ * parts one behind the other would be slower than the whole.
+ */
+#include "shim/parts.h"
+
+#include "env/cuda.h"
+#include "env/env.h"
+#include "env/stats.h"
+#include "shim/catch.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#define THREADS_MAX 16u
+#define THREADS_AUTO 4u
+#define PARTS_MAX 64u
+/* Mooncake's own stacks are the system's default. */
+#define STACK_BYTES ((size_t)8 << 20)
+/* Less than this, twice, is not worth waking a thread for: 8 MiB are 150 us of PCIe, 8 keys some 50
+ * us of Mooncake's own work. */
+#define PART_KEYS 8u
+#define PART_BYTES ((uint64_t)8 << 20)
+#define PARTS_PER_THREAD 4u
+
+/* A call that is being carried out, on its caller's stack. */
+struct call {
+    const struct tp_parts *parts;
+    tp_cu_context context; /* current on the caller's thread */
+    unsigned threads;      /* that were there when it was divided, the caller's among them */
+    unsigned part_count;
+    size_t first[PARTS_MAX + 1]; /* key of each part */
+    atomic_uint next_part;
+    unsigned seats;  /* threads that are to join still; under the lock, as the next two */
+    unsigned active; /* threads that have joined and not left */
+    struct call *also;
+    pthread_cond_t left;
+    bool threw[PARTS_MAX];
+    struct cxx_vector results[PARTS_MAX];
+};
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    struct call *calls; /* those with seats */
+    unsigned started;
+    unsigned idle; /* threads that are promised to no call */
+    bool refused;  /* a thread could not be started */
+} crew = {.lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER};
+
+static _Thread_local bool in_part;
+
+/* ---- one part ---- */
+
+struct part {
+    struct call *call;
+    size_t first, count;
+    struct cxx_vector *ret;
+};
+
+static void run_part(void *arg) {
+    const struct part *part = arg;
+    const struct tp_parts *parts = part->call->parts;
+
+    parts->run(parts->context, part->first, part->count, part->ret);
+}
+
+/*
+ * The parts grow over the first round of threads and shrink over the last: the first copies start
+ * early, little is left to do after the last ones, and between, the threads do not all wait for
+ * their copies at one time and for the master at another.
+ */
+static size_t weight(const struct call *call, unsigned index) {
+    unsigned left = call->part_count - index;
+    unsigned least = index + 1 < left ? index + 1 : left;
+
+    return least < call->threads ? least : call->threads;
+}
+
+static void divide_keys(struct call *call) {
+    size_t total = 0;
+    size_t before = 0;
+
+    for (unsigned i = 0; i < call->part_count; i++)
+        total += weight(call, i);
+    for (unsigned i = 0; i < call->part_count; i++) {
+        call->first[i] = call->parts->keys * before / total;
+        before += weight(call, i);
+    }
+    call->first[call->part_count] = call->parts->keys;
+}
+
+static struct part part_of(struct call *call, unsigned index) {
+    size_t first = call->first[index];
+
+    return (struct part){call, first, call->first[index + 1] - first, &call->results[index]};
+}
+
+static void run_parts(struct call *call) {
+    in_part = true;
+    for (;;) {
+        unsigned index = atomic_fetch_add(&call->next_part, 1);
+        if (index >= call->part_count)
+            break;
+        struct part part = part_of(call, index);
+        call->threw[index] = tp_catch(run_part, &part);
+    }
+    in_part = false;
+}
+
+/* ---- the threads ---- */
+
+/*
+ * Mooncake's code may call the CUDA runtime, which takes the context that is current and makes one
+ * on device 0 where none is.
+ */
+static void run_parts_elsewhere(struct call *call) {
+    const struct tp_cuda *cuda = call->context ? tp_cuda(false, NULL) : NULL;
+    tp_cu_context popped = NULL;
+    bool pushed = cuda && cuda->context_push(call->context) == TP_CUDA_SUCCESS;
+
+    run_parts(call);
+    if (pushed)
+        cuda->context_pop(&popped);
+}
+
+static void take_seat(struct call *call) {
+    call->active++;
+    if (--call->seats == 0) {
+        struct call **link = &crew.calls;
+        while (*link != call)
+            link = &(*link)->also;
+        *link = call->also;
+    }
+}
+
+/* Detached, for the life of the process: it holds nothing between two calls. */
+static void *work(void *arg) {
+    pthread_mutex_lock(&crew.lock);
+    for (;;) {
+        while (!crew.calls)
+            pthread_cond_wait(&crew.news, &crew.lock);
+        struct call *call = crew.calls;
+        take_seat(call);
+        pthread_mutex_unlock(&crew.lock);
+        run_parts_elsewhere(call);
+        pthread_mutex_lock(&crew.lock);
+        crew.idle++;
+        if (--call->active == 0)
+            pthread_cond_signal(&call->left);
+    }
+    return arg;
+}
+
+/* Half of the CPUs, since the master and the store work as well; with few of them the copies are
+ * short of CPUs already. */
+static unsigned wanted_threads(unsigned asked) {
+    if (asked)
+        return asked < THREADS_MAX ? asked : THREADS_MAX;
+    unsigned half = tp_host_cpus() / 2;
+    return half < THREADS_AUTO ? half : THREADS_AUTO;
+}
+
+/* With the lock held. A thread that cannot be started is no error: calls are divided less. */
+static void start_threads(unsigned count) {
+    pthread_t thread;
+
+    while (crew.started < count && !crew.refused) {
+        if (tp_thread_start_deep("tp-call", STACK_BYTES, work, NULL, &thread) != 0) {
+            crew.refused = true;
+            break;
+        }
+        pthread_detach(thread);
+        crew.started++;
+        crew.idle++;
+    }
+}
+
+/* ---- a call ---- */
+
+size_t tp_parts_allowed(const struct tp_parts *parts) {
+    size_t count = parts->keys / PART_KEYS;
+
+    if (count > parts->bytes / PART_BYTES)
+        count = parts->bytes / PART_BYTES;
+    if (count > PARTS_MAX)
+        count = PARTS_MAX;
+    return count ? count : 1;
+}
+
+/* Promise idle threads to the call. False: there is none. */
+static bool seat(struct call *call, unsigned threads, size_t allowed) {
+    pthread_mutex_lock(&crew.lock);
+    start_threads(threads - 1);
+    unsigned seats = threads - 1 < crew.idle ? threads - 1 : crew.idle;
+    if (seats > allowed - 1)
+        seats = (unsigned)allowed - 1;
+    if (seats) {
+        unsigned count = (seats + 1) * PARTS_PER_THREAD;
+        call->threads = seats + 1;
+        call->part_count = count < allowed ? count : (unsigned)allowed;
+        divide_keys(call);
+        call->seats = seats;
+        crew.idle -= seats;
+        call->also = crew.calls;
+        crew.calls = call;
+        for (unsigned i = 0; i < seats; i++)
+            pthread_cond_signal(&crew.news);
+    }
+    pthread_mutex_unlock(&crew.lock);
+    return seats > 0;
+}
+
+/* Take back the seats that nobody took, and wait until all have left. */
+static void leave(struct call *call) {
+    pthread_mutex_lock(&crew.lock);
+    if (call->seats) {
+        crew.idle += call->seats;
+        call->seats = 1;
+        take_seat(call);
+        call->active--;
+    }
+    while (call->active)
+        pthread_cond_wait(&call->left, &crew.lock);
+    pthread_mutex_unlock(&crew.lock);
+}
+
+/* One vector of all results. The operator new may throw; what there is then leaks. */
+static void join_results(struct call *call, struct cxx_vector *ret) {
+    const struct tp_module *module = call->parts->module;
+    size_t bytes = 0;
+
+    for (unsigned i = 0; i < call->part_count; i++)
+        bytes += (size_t)(call->results[i].end - call->results[i].begin);
+    char *all = bytes ? module->operator_new(bytes) : NULL;
+    *ret = (struct cxx_vector){all, all, all ? all + bytes : NULL};
+    for (unsigned i = 0; i < call->part_count; i++) {
+        struct cxx_vector *one = &call->results[i];
+        size_t size = (size_t)(one->end - one->begin);
+        if (size)
+            memcpy(ret->end, one->begin, size);
+        ret->end = all ? ret->end + size : NULL;
+        if (one->begin)
+            module->operator_delete(one->begin);
+    }
+}
+
+static void divide(struct call *call, struct cxx_vector *ret) {
+    run_parts(call);
+    leave(call);
+    pthread_cond_destroy(&call->left);
+    for (unsigned i = 0; i < call->part_count; i++) {
+        struct part part = part_of(call, i);
+        if (call->threw[i])
+            run_part(&part);
+    }
+    join_results(call, ret);
+    tp_count(TP_CALLS_DIVIDED, 1);
+}
+
+static tp_cu_context current_context(void) {
+    const struct tp_cuda *cuda = tp_cuda(false, NULL);
+    tp_cu_context context = NULL;
+
+    if (!cuda || !cuda->context_current || cuda->context_current(&context) != TP_CUDA_SUCCESS)
+        return NULL;
+    return context;
+}
+
+void tp_parts_run(const struct tp_parts *parts, struct cxx_vector *ret) {
+    const struct tp_module *module = parts->module;
+    unsigned threads = wanted_threads(parts->threads);
+    size_t allowed = tp_parts_allowed(parts);
+    struct call call = {.parts = parts, .left = PTHREAD_COND_INITIALIZER};
+    bool able = threads > 1 && allowed > 1 && !in_part && module && module->operator_new &&
+                module->operator_delete && tp_catch_ready(module);
+
+    if (able)
+        call.context = current_context();
+    if (able && seat(&call, threads, allowed))
+        divide(&call, ret);
+    else
+        parts->run(parts->context, 0, parts->keys, ret);
+}
