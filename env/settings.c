@@ -38,8 +38,10 @@ const struct tp_setting tp_settings[] = {
      "or hugetlbfs. CUDA "
      "VMM memory does not need it, nor do hosts with HMM: both skip it."},
     {"transports.shm.register_max_bytes", "bytes, or a string such as \"4G\"; 0: no limit", "0",
-     "Engine: how much of it may be registered at once; beyond it, what was not used for longest "
-     "gives way."},
+     "Engine: how much of it may be registered at once, of which a quarter, 53 MiB a GPU at most, "
+     "is "
+     "for pinned memory: copies of what is not registered go by way of that. What was not used for "
+     "longest, and not for two seconds, gives way to what is used more often."},
     {"transports.shm.register_ahead_chunks", "0 to 1024", "8",
      "Engine: chunks registered ahead of use, in the background."},
     {"transports.shm.copy_engine", "\"auto\", \"dma\" or \"kernel\"", "auto",
@@ -55,7 +57,7 @@ const struct tp_setting tp_settings[] = {
      "Engine: threads that carry out one large batched call in parts, so that the copies of one "
      "overlap Mooncake's own work on the next; with MC_STORE_BATCHED_GET and _PUT."},
     {"TIDEPOOL_COPY_THREADS", "0 to 64; 0: sized to the machine", "0",
-     "Engine: threads that copy host memory."},
+     "Engine: threads that copy host memory, and as many that stage copies of GPUs."},
     {"MC_TENT_MACHINE_ID", "boot_id", "not set: boot_id and /etc/machine-id",
      "Both: two processes share a host when the kernel's boot_id is equal, whatever "
      "/etc/machine-id says."},

@@ -35,8 +35,8 @@ static const struct {
     {TP_FALLBACK_BAD_REQUEST,
      "this Mooncake is not understood: run 'tidepool doctor' there and report it"},
     {TP_FALLBACK_LIMIT, "a limit of the library was reached: see the events"},
-    {TP_REGISTER_FAILURES, "CUDA refuses to register the store's memory, GPU copies are slow: see "
-                           "its log, and ulimit -l"},
+    {TP_REGISTER_FAILURES, "CUDA refuses to register the store's memory, GPU copies cost CPU time: "
+                           "see its log, and ulimit -l"},
     {TP_FALLBACK_DEVICE_MEMORY,
      "GPU memory goes the slow way: device_copy is off, or this version or host cannot"},
 };

@@ -157,6 +157,7 @@ static void print_transfers(const struct tp_stats_page *page, FILE *out) {
 
 static void print_registrar(const struct tp_stats_page *page, FILE *out) {
     char now[16];
+    char moved[16];
 
     if (!counter(page, TP_REGISTRATIONS) && !counter(page, TP_REGISTER_MISSES) &&
         !counter(page, TP_REGISTER_FAILURES))
@@ -169,6 +170,11 @@ static void print_registrar(const struct tp_stats_page *page, FILE *out) {
                   counter(page, TP_REGISTER_HITS), counter(page, TP_REGISTER_MISSES),
                   counter(page, TP_REGISTRATIONS), counter(page, TP_REGISTER_EVICTIONS),
                   counter(page, TP_REGISTER_FAILURES), counter(page, TP_REGISTER_FULL));
+    if (counter(page, TP_STAGED_BYTES))
+        (void)fprintf(out,
+                      "    staged %s, what was not registered, by way of %s of pinned memory\n",
+                      text_bytes(counter(page, TP_STAGED_BYTES), moved),
+                      text_bytes(counter(page, TP_STAGING_BYTES), now));
 }
 
 static void print_role(const struct report *report, uint32_t role, const char *title, FILE *out) {

@@ -6,7 +6,7 @@
  * | field of tp_chunk  | written                                                               |
  * |--------------------|-----------------------------------------------------------------------|
  * | word               | holds by any thread; the state as TP_CHUNK_* says                     |
- * | used, moved        | by any thread that holds it                                           |
+ * | used, visit, gap   | by any thread that holds it                                           |
  * | wanted             | under the registrar's lock; read by any thread                        |
  * | gpu                | under the lock while the chunk is not registered                      |
  * | the rest           | under the lock                                                        |
@@ -21,11 +21,13 @@
 
 /*
  * Registering costs 50 to 60 us a MiB for pages of 4 KiB and 22 to 32 for huge ones in chunks of 16
- * MiB and more; in chunks of 4 MiB 55 to 100 and 40 to 47; giving back another 20 to 40. Copying
- * takes 19, and copying what is not registered 130 to the GPU and 70 from it (H200, PCIe Gen5). So
- * 4 MiB take 0.2 to 0.4 ms, a wait that a submit can bear; copy engines are at their full speed (54
- * of 55 GB/s); and half a chunk, the least that pays at once, is one vLLM block of a 32B model (2
- * MiB). Larger chunks would register more that nobody asked for.
+ * MiB and more; in chunks of 4 MiB 55 to 100 and 40 to 47; giving back another 20 to 40. The driver
+ * does one at a time, and copies beside it run at half their speed. Copying takes 19, as much by
+ * way of pinned slots (staging.h), and what is neither registered nor staged 130 to the GPU and 70
+ * from it (H200, PCIe Gen5). So 4 MiB take 0.2 to 0.4 ms, a wait that a submit can bear; copy
+ * engines are at their full speed (54 of 55 GB/s); and half a chunk, the least that pays at once,
+ * is one vLLM block of a 32B model (2 MiB). Larger chunks would register more that nobody asked
+ * for.
  */
 #define TP_CHUNK_BYTES (UINT64_C(4) << 20)
 
@@ -49,15 +51,14 @@ struct tp_chunk {
     _Atomic uint32_t word;  /* state << TP_CHUNK_STATE_BIT | holds */
     uint32_t place;         /* in the heap of what is registered, from 1; 0: not there */
     _Atomic uint64_t used;  /* time stamp counter of the last hold */
-    _Atomic uint64_t moved; /* bytes, since it is registered, or since it is not */
+    _Atomic uint64_t visit; /* the same of the hold that began the last visit */
+    _Atomic uint64_t gap;   /* from the visit before to that one; 0: there was none */
     uint64_t key;           /* what the heap is sorted by: `used` or an earlier value of it */
     struct tp_chunks
         *_Atomic chunks;     /* NULL before the first use: of many TiB most is never used */
     struct tp_gpu *gpu;      /* in whose context it is registered, or shall be */
     struct tp_chunk *next;   /* wanted after this one */
     struct tp_chunk *aside;  /* the next of those that could not give way */
-    _Atomic bool unused;     /* registered on trust, and not held since */
-    bool on_trust;           /* registered by a thread of the registrar, in the hope of use */
     _Atomic uint32_t wanted; /* enum tp_chunk_want */
 };
 
@@ -94,21 +95,19 @@ void tp_registrar_want(struct tp_chunks *chunks, uint32_t index, struct tp_gpu *
 
 /*
  * For a chunk that is held and was not registered: wait until the driver is not busy with it, for
- * as long as that pays, and register it if `now` says so. True: it is registered.
+ * as long as that pays, and register it if `now` says so and there is room. True: it is registered.
  */
 bool tp_registrar_settle(struct tp_chunk *chunk, struct tp_gpu *gpu, bool now,
                          uint64_t patience_ns);
 
-/* May a chunk that has to take the place of another be registered in the background? How much must
- * have been moved of it before (`moved`), or is it only expected to be used (ahead)? */
-bool tp_registrar_admits(uint64_t moved, uint64_t chunk_bytes);
-bool tp_registrar_admits_ahead(void);
+/* Is there room for so much more? One load; any thread, no lock. */
+bool tp_registrar_has_room(uint64_t bytes);
 
-/* A registered chunk is held: what it was registered for has come. One load, mostly. */
-void tp_registrar_used(struct tp_chunk *chunk);
+/* May there be a chunk that could give way? False for a while after there was none. One load. */
+bool tp_registrar_may_replace(void);
 
-/* Of `count` chunks that are not used yet, so many may be registered at once: within half of the
- * limit, so that they do not push each other out. */
-uint32_t tp_registrar_at_once(uint64_t chunk_bytes, uint32_t count);
+/* For how long a chunk must not have been used to give way to this one, in ticks of the time stamp
+ * counter. */
+uint64_t tp_chunk_outlasts(const struct tp_chunk *chunk);
 
 #endif

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <x86intrin.h>
 
-#define EXPECTED_TICKS (UINT64_C(1) << 26) /* about 25 ms: the link moves 1 GiB meanwhile */
-
 static struct {
     struct tp_chunk **heap; /* least key first */
     uint32_t count, room;
@@ -76,21 +74,15 @@ void tp_order_remove(struct tp_chunk *chunk) {
         sift_down(place, moved);
 }
 
-/* Registered in the hope of use, and not used yet: its use is about to come, or will not. */
-static bool expected(const struct tp_chunk *chunk) {
-    return atomic_load_explicit(&chunk->unused, memory_order_relaxed) &&
-           __rdtsc() - chunk->key < EXPECTED_TICKS;
-}
-
 /*
- * What must stay is set aside and put back in its place: in the order of use it comes before what
- * is registered ahead, though it stays until its copies have ended.
+ * Those that are in use are set aside and put back in their places. From the first one on that was
+ * used too lately, all are. (Time stamp counters of other processors may be a little ahead.)
  */
-struct tp_chunk *tp_order_take_least(void) {
-    uint64_t start = __rdtsc();
+struct tp_chunk *tp_order_take_least(uint64_t idle_ticks) {
+    uint64_t now = __rdtsc();
     struct tp_chunk *aside = NULL;
     struct tp_chunk *found = NULL;
-    while (!found && order.count && order.heap[0]->key < start) {
+    while (!found && order.count) {
         struct tp_chunk *chunk = order.heap[0];
         uint64_t used = atomic_load_explicit(&chunk->used, memory_order_relaxed);
         if (used > chunk->key) {
@@ -98,8 +90,10 @@ struct tp_chunk *tp_order_take_least(void) {
             sift_down(1, chunk);
             continue;
         }
+        if (chunk->key > now || now - chunk->key < idle_ticks)
+            break;
         tp_order_remove(chunk);
-        if (!expected(chunk) && tp_order_begin_end(chunk)) {
+        if (tp_order_begin_end(chunk)) {
             found = chunk;
         } else {
             chunk->aside = aside;

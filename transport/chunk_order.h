@@ -16,8 +16,8 @@ void tp_order_remove(struct tp_chunk *chunk);
 /* REGISTERED to UNREGISTERING, if nothing holds it. */
 bool tp_order_begin_end(struct tp_chunk *chunk);
 
-/* The chunk that was not used for longest and may go, taken out and UNREGISTERING. NULL: all are in
- * use or about to be. */
-struct tp_chunk *tp_order_take_least(void);
+/* The chunk that was not used for longest, if that is `idle_ticks` or more, and that may go: taken
+ * out and UNREGISTERING. NULL: all have been used since, or are in use. */
+struct tp_chunk *tp_order_take_least(uint64_t idle_ticks);
 
 #endif

@@ -2,14 +2,19 @@
 /*
  * Segments in chunks, and what is worth registering, when.
  *
- * Copying plain memory keeps the submitting thread for 130 (70) us a MiB, since the driver stages
- * it there; registering it for 50 (22), and then the copy is the GPU's own. So a chunk of which a
- * submit moves at least half is registered at once, in its thread: that is faster from the first
- * copy on. Of a chunk that is touched less, the copy goes on unregistered, and a thread of the
- * library registers it: at first touch while the limit leaves room; when others have to give way
- * for it, only after half of it has been copied the slow way, and later still while what is
- * registered turns out to be thrown away unused. What lies ahead of the access is registered in the
- * background before it is needed.
+ * While there is room for all: a chunk of which a submit moves at least half is registered at once,
+ * in its thread, since that is faster from the first copy on; a chunk that is touched less, and
+ * what lies ahead of the access, by a thread of the library.
+ *
+ * Once there is no more room, one is registered in place of another only if it is used more often.
+ * To register 1 MiB and to give it back takes the driver as long as six copies of it by way of
+ * pinned slots (chunk.h), so what is registered for one use is a loss, and a working set beyond the
+ * limit that is read in turn must not push itself out, as it does by the order of use alone. So a
+ * chunk gives way
+ * - only after about two seconds without use: the link moves 100 GB meanwhile, and the engine's
+ * work has gone elsewhere;
+ * - for a chunk that comes back in less than half the time that it has been idle for. Of a set that
+ * is read in turn, however large, none has been idle for longer than the others take to come back.
  *
  * It must not know: the driver, the limit.
  */
@@ -22,6 +27,20 @@
 
 #define PATIENCE_NS_A_MIB UINT64_C(200000) /* with what many small copies cost besides */
 #define RECENT_TICKS (UINT64_C(1) << 28)   /* about 100 ms */
+#define TICKS_A_MS UINT64_C(3000000)
+
+/* About two seconds, and what belongs to one visit: uses closer to each other say nothing about
+ * when a chunk comes back. */
+static _Atomic uint64_t idle_ticks = 2000 * TICKS_A_MS;
+#define VISITS_IN_IDLE 2
+
+void tp_registrar_set_idle_ms(unsigned ms) {
+    atomic_store(&idle_ticks, ms * TICKS_A_MS);
+}
+
+static uint64_t least_idle(void) {
+    return atomic_load_explicit(&idle_ticks, memory_order_relaxed);
+}
 
 bool tp_registrar_on(void) {
     const struct tp_engine_config *engine = &tp_config()->engine;
@@ -102,20 +121,18 @@ static int heading(struct tp_chunks *chunks, uint32_t index, uint32_t before) {
 
 static void look_ahead(struct tp_chunk *chunk, struct tp_gpu *gpu) {
     struct tp_chunks *chunks = tp_chunk_owner(chunk);
-    uint32_t ahead =
-        tp_registrar_at_once(chunks->chunk_bytes, tp_config()->engine.register_ahead_chunks);
+    uint32_t ahead = tp_config()->engine.register_ahead_chunks;
     uint32_t index = (uint32_t)(chunk - chunks->chunk);
     if (ahead == 0 || atomic_load_explicit(&chunks->last, memory_order_relaxed) == index + 1)
         return;
     uint32_t last = atomic_exchange_explicit(&chunks->last, index + 1, memory_order_relaxed);
-    int way = heading(chunks, index, last - 1);
-    int step = way ? way : 1;
+    if (!tp_registrar_has_room(chunks->chunk_bytes))
+        return;
+    int step = heading(chunks, index, last - 1) < 0 ? -1 : 1;
     uint32_t left = step > 0 ? chunks->count - 1 - index : index;
-    enum tp_chunk_want want =
-        way && tp_registrar_admits_ahead() ? TP_CHUNK_IN_PLACE_OF_OTHERS : TP_CHUNK_IF_ROOM;
     if (left)
         tp_registrar_want(chunks, index + (uint32_t)step, gpu, step, left < ahead ? left : ahead,
-                          want);
+                          TP_CHUNK_IF_ROOM);
 }
 
 void tp_chunks_expect(struct tp_chunks *chunks, struct tp_gpu *gpu, const void *address,
@@ -123,55 +140,68 @@ void tp_chunks_expect(struct tp_chunks *chunks, struct tp_gpu *gpu, const void *
     uint64_t here;
     uint64_t there;
     struct tp_chunk *first = tp_chunk_at(chunks, address, &here);
-    if (here >= run_bytes || !tp_gpu_wants_registration(gpu))
+    if (here >= run_bytes || !tp_gpu_wants_registration(gpu) ||
+        !tp_registrar_has_room(chunks->chunk_bytes))
         return;
     struct tp_chunk *last = tp_chunk_at(chunks, (const char *)address + run_bytes - 1, &there);
-    uint32_t count = tp_registrar_at_once(chunks->chunk_bytes, (uint32_t)(last - first));
-    tp_registrar_want(chunks, (uint32_t)(first - chunks->chunk) + 1, gpu, 1, count,
-                      TP_CHUNK_IN_PLACE_OF_OTHERS);
+    tp_registrar_want(chunks, (uint32_t)(first - chunks->chunk) + 1, gpu, 1,
+                      (uint32_t)(last - first), TP_CHUNK_IF_ROOM);
 }
 
 /* ---- holding ---- */
 
 static void touch(struct tp_chunk *chunk) {
-    atomic_store_explicit(&chunk->used, __rdtsc(), memory_order_relaxed);
+    uint64_t now = __rdtsc();
+    uint64_t visit = atomic_load_explicit(&chunk->visit, memory_order_relaxed);
+    atomic_store_explicit(&chunk->used, now, memory_order_relaxed);
+    if (visit && now - visit < least_idle() / VISITS_IN_IDLE)
+        return;
+    atomic_store_explicit(&chunk->gap, visit ? now - visit : 0, memory_order_relaxed);
+    atomic_store_explicit(&chunk->visit, now, memory_order_relaxed);
 }
 
-static bool hold_unregistered(struct tp_chunk *chunk, struct tp_gpu *gpu, uint64_t run_bytes,
-                              uint64_t moved) {
+uint64_t tp_chunk_outlasts(const struct tp_chunk *chunk) {
+    uint64_t twice = 2 * atomic_load_explicit(&chunk->gap, memory_order_relaxed);
+    return twice > least_idle() ? twice : least_idle();
+}
+
+/* Have a chunk that is not registered at once registered later, if that is worth it. */
+static void want_later(struct tp_chunk *chunk, struct tp_gpu *gpu, bool room) {
     struct tp_chunks *chunks = tp_chunk_owner(chunk);
+    bool comes_back = atomic_load_explicit(&chunk->gap, memory_order_relaxed) > 0;
+    if (room || (comes_back && tp_registrar_may_replace()))
+        tp_registrar_want(chunks, (uint32_t)(chunk - chunks->chunk), gpu, 1, 1,
+                          room ? TP_CHUNK_IF_ROOM : TP_CHUNK_IN_PLACE_OF_OTHERS);
+}
+
+static bool hold_unregistered(struct tp_chunk *chunk, struct tp_gpu *gpu, uint64_t run_bytes) {
     uint64_t bytes;
     (void)tp_chunk_range(chunk, &bytes);
     bool wanted = tp_gpu_wants_registration(gpu);
-    bool now = wanted && run_bytes >= bytes - bytes / 2;
+    bool room = wanted && tp_registrar_has_room(bytes);
+    bool now = room && run_bytes >= bytes - bytes / 2;
     /* While it is held no registration of it can end, so plain stays plain or gets better. */
     if ((now || tp_chunk_state(chunk) == TP_CHUNK_UNREGISTERING) &&
         tp_registrar_settle(chunk, gpu, now, (run_bytes >> 10) * (PATIENCE_NS_A_MIB >> 10)))
         return true;
     if (wanted && !now)
-        tp_registrar_want(chunks, (uint32_t)(chunk - chunks->chunk), gpu, 1, 1,
-                          tp_registrar_admits(moved, bytes) ? TP_CHUNK_IN_PLACE_OF_OTHERS
-                                                            : TP_CHUNK_IF_ROOM);
+        want_later(chunk, gpu, room);
     return false;
-}
-
-static uint64_t count_moved(struct tp_chunk *chunk, uint64_t bytes) {
-    return atomic_fetch_add_explicit(&chunk->moved, bytes, memory_order_relaxed) + bytes;
 }
 
 bool tp_chunk_hold(struct tp_chunk *chunk, struct tp_gpu *gpu, uint64_t run_bytes) {
     uint32_t word = atomic_fetch_add(&chunk->word, 1);
-    uint64_t moved = count_moved(chunk, run_bytes);
     touch(chunk);
     if (tp_gpu_wants_registration(gpu))
         look_ahead(chunk, gpu);
-    if (word >> TP_CHUNK_STATE_BIT != TP_CHUNK_REGISTERED) {
-        if (!hold_unregistered(chunk, gpu, run_bytes, moved))
-            return false;
-        (void)count_moved(chunk, run_bytes); /* it begins anew with the registration */
-    }
-    tp_registrar_used(chunk);
+    if (word >> TP_CHUNK_STATE_BIT != TP_CHUNK_REGISTERED &&
+        !hold_unregistered(chunk, gpu, run_bytes))
+        return false;
     return !tp_gpu_lost(chunk->gpu); /* a context takes what was registered in it along */
+}
+
+bool tp_chunk_registered(const struct tp_chunk *chunk) {
+    return tp_chunk_state(chunk) == TP_CHUNK_REGISTERED && !tp_gpu_lost(chunk->gpu);
 }
 
 void tp_chunk_hold_again(struct tp_chunk *chunk) {

@@ -13,7 +13,9 @@
 /* Where the last copy of a submit lay; zero at first. */
 struct tp_chunk_cursor {
     const char *first, *end; /* of the chunk */
-    struct tp_chunk *chunk;  /* NULL: none, or it was not registered */
+    struct tp_chunk *chunk;  /* NULL: none, or it was copied as plain memory */
+    int device;
+    bool to_device, staged;
 };
 
 struct tp_chunk_copy {
@@ -26,9 +28,9 @@ struct tp_chunk_copy {
 };
 
 /*
- * Append a copy to the job, split at the edges of chunks, all of which are held from now on until
- * the job lets go of them. Into one group: where all is registered, the kernel may do it. As
- * tp_device_add otherwise.
+ * Append a copy to the job, split at the edges of chunks. Those that are registered are held from
+ * now on until the job lets go of them; what lies in others is staged. Into one group. As
+ * tp_device_add otherwise, and for all of it where nothing can be staged.
  */
 int tp_chunks_add(struct tp_device_job *job, struct tp_chunks *chunks,
                   struct tp_chunk_cursor *cursor, const struct tp_chunk_copy *copy,

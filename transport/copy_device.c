@@ -115,6 +115,14 @@ int tp_device_reserve(struct tp_device_job *job, int device, bool to_device, boo
     return reserve(job, device, to_device, host_mapped, count, &group);
 }
 
+/* The group's number, now that it has copies. */
+static uint8_t count_group(struct tp_device_job *job, const struct tp_device_group *group) {
+    uint32_t index = (uint32_t)(group - job->groups);
+    if (index == job->group_count)
+        job->group_count++;
+    return (uint8_t)index;
+}
+
 int tp_device_add_chunk(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
                         struct tp_chunk *chunk, void *to, const void *from, size_t bytes,
                         uint8_t *ret_group) {
@@ -122,11 +130,29 @@ int tp_device_add_chunk(struct tp_device_job *job, int device, bool to_device, b
     int error = reserve(job, device, to_device, host_mapped, 1, &group);
     if (error)
         return error;
-    uint32_t index = (uint32_t)(group - job->groups);
     append(group, chunk, to, from, bytes);
-    if (index == job->group_count)
-        job->group_count++;
-    *ret_group = (uint8_t)index;
+    *ret_group = count_group(job, group);
+    return 0;
+}
+
+int tp_device_reserve_staged(struct tp_device_job *job, int device, bool to_device,
+                             bool host_mapped, uint64_t bytes, uint32_t count) {
+    struct tp_device_group *group = NULL;
+    int error = reserve(job, device, to_device, host_mapped, 0, &group);
+    if (error == 0 && !tp_stage_reserve(&group->staged, bytes, count))
+        error = -ENOMEM;
+    return error;
+}
+
+int tp_device_add_staged(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                         char *host, char *here, uint64_t bytes, uint8_t *ret_group) {
+    struct tp_device_group *group = find_group(job, device, to_device, host_mapped);
+    if (!group)
+        return -ENOSPC;
+    if (!tp_stage_reserve(&group->staged, bytes, 1))
+        return -ENOMEM;
+    tp_stage_add(&group->staged, host, here, bytes);
+    *ret_group = count_group(job, group);
     return 0;
 }
 
@@ -231,6 +257,8 @@ static void start_group(struct tp_device_group *group) {
     /* Read once: a calibration that ends meanwhile must not move copies from one method to the
      * other. */
     uint64_t kernel_max = gpu && group->host_mapped ? tp_gpu_kernel_max(gpu, group->to_device) : 0;
+    if (gpu) /* first of all, since it takes longer */
+        tp_stage_start(&group->staged, gpu, group->to_device);
     for (int method = 0; method < TP_GPU_METHODS && !group->failed; method++)
         group->failed = !gpu || !start_method(group, gpu, (enum tp_gpu_method)method, kernel_max);
     release_ops(group); /* the waves hold what they need */
@@ -255,6 +283,11 @@ void tp_device_start(struct tp_device_job *job) {
 
 static enum tp_device_state look_group(const struct tp_device_group *group) {
     enum tp_device_state state = group->failed ? TP_DEVICE_FAILED : TP_DEVICE_DONE;
+    enum tp_stage_state staged = tp_stage_look(&group->staged);
+    if (staged == TP_STAGE_RUNNING)
+        return TP_DEVICE_RUNNING;
+    if (staged == TP_STAGE_FAILED)
+        state = TP_DEVICE_FAILED;
     for (uint32_t i = 0; i < group->wave_count; i++) {
         uint32_t wave = atomic_load_explicit(&group->waves[i]->state, memory_order_acquire);
         if (wave == TP_WAVE_OPEN || wave == TP_WAVE_SENT || wave == TP_WAVE_ENDING)
@@ -290,6 +323,7 @@ void tp_device_poll(struct tp_device_job *job) {
             else if (state == TP_WAVE_SENT)
                 tp_wave_query(wave);
         }
+        tp_stage_help(&group->staged);
         struct tp_wave *last = group->wave_count ? group->waves[group->wave_count - 1] : NULL;
         if (last && atomic_load_explicit(&last->state, memory_order_acquire) == TP_WAVE_SENT)
             tp_wave_stay(last);
@@ -302,6 +336,7 @@ void tp_device_reset(struct tp_device_job *job) {
         for (uint32_t k = 0; k < group->wave_count; k++)
             tp_wave_let_go(group->waves[k]);
         group->wave_count = 0;
+        tp_stage_reset(&group->staged);
         release_ops(group);
     }
     job->group_count = 0;
@@ -314,6 +349,7 @@ void tp_device_release(struct tp_device_job *job) {
         free(job->groups[i].ops);
         free(job->groups[i].chunks);
         free(job->groups[i].waves);
+        tp_stage_release(&job->groups[i].staged);
     }
     memset(job, 0, sizeof(*job));
 }

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "transport/copy_host.h"
+#include "transport/staging.h"
 
 #define TP_DEVICES 64
 #define TP_DEVICE_GROUPS                                                                           \
@@ -36,7 +37,8 @@ struct tp_device_group {
     uint32_t op_count, op_room;
     struct tp_wave **waves; /* after start */
     uint32_t wave_count, wave_room;
-    bool failed; /* some copies found no wave */
+    struct tp_stage_job staged; /* copies that go by way of pinned slots instead */
+    bool failed;                /* some copies found no wave */
 };
 
 struct tp_device_job {
@@ -66,6 +68,15 @@ int tp_device_reserve(struct tp_device_job *job, int device, bool to_device, boo
 int tp_device_add_chunk(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
                         struct tp_chunk *chunk, void *to, const void *from, size_t bytes,
                         uint8_t *ret_group);
+
+/*
+ * The same for host memory that the GPU shall not reach by itself: staged (tp_stage_ready has said
+ * yes). Nothing is held. reserve: for `count` copies of so many bytes.
+ */
+int tp_device_reserve_staged(struct tp_device_job *job, int device, bool to_device,
+                             bool host_mapped, uint64_t bytes, uint32_t count);
+int tp_device_add_staged(struct tp_device_job *job, int device, bool to_device, bool host_mapped,
+                         char *host, char *here, uint64_t bytes, uint8_t *ret_group);
 
 /* Is this chunk held by the copy that was added last of those that go this way? Then another one
  * needs no hold by the caller. */

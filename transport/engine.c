@@ -24,6 +24,7 @@
 #include "transport/names.h"
 #include "transport/peer.h"
 #include "transport/registrar.h"
+#include "transport/staging.h"
 #include "transport/transport.h"
 
 #define ENGINES 64
@@ -276,8 +277,10 @@ void tp_transport_stop(void) {
     if (tp_inert() || !atomic_load_explicit(&transport_on, memory_order_acquire))
         return;
     pthread_mutex_lock(&start_lock);
-    if (atomic_exchange(&transport_on, false))
+    if (atomic_exchange(&transport_on, false)) {
         tp_registrar_stop();
+        tp_stage_stop();
+    }
     tp_peer_stop();
     pthread_mutex_unlock(&start_lock);
 }

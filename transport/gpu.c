@@ -26,6 +26,7 @@
 #include "transport/calibrate.h"
 #include "transport/copy_device.h"
 #include "transport/gather_ptx.h"
+#include "transport/staging.h"
 
 #define RETRY_MS 1000 /* threads run out and come back */
 #define STREAMS 2     /* the end of one list overlaps the start of the next */
@@ -38,13 +39,17 @@
  * copies up. */
 #define KERNEL_MAX_DEFAULT (UINT64_C(48) << 10)
 
+struct lane {
+    tp_cu_stream streams[STREAMS];
+    _Atomic uint32_t turn;
+};
+
 struct tp_gpu {
     int device;
     tp_cu_context context;
-    tp_cu_stream streams[2][STREAMS]; /* by direction */
-    _Atomic uint32_t turn;
-    tp_cu_function kernel; /* NULL: none */
-    unsigned blocks;       /* 0: by size */
+    struct lane lanes[2], staged[2]; /* by direction; staged: without streams, nothing is */
+    tp_cu_function kernel;           /* NULL: none */
+    unsigned blocks;                 /* 0: by size */
     _Atomic uint64_t kernel_max[2];
     _Atomic bool calibrated;
     _Atomic bool lost;  /* its context no longer works: nothing more is sent */
@@ -83,12 +88,12 @@ static void leave(const struct visit *visit) {
 
 /* ---- making one ---- */
 
-static bool make_streams(struct tp_gpu *gpu, const struct tp_cuda *cuda) {
+static bool make_streams(struct lane lanes[2], const struct tp_cuda *cuda) {
     int least = 0;
     int greatest = 0;
     (void)cuda->priority_range(&least, &greatest);
     for (unsigned i = 0; i < 2 * STREAMS; i++) {
-        if (cuda->stream_create(&gpu->streams[i / STREAMS][i % STREAMS], TP_CU_STREAM_NON_BLOCKING,
+        if (cuda->stream_create(&lanes[i / STREAMS].streams[i % STREAMS], TP_CU_STREAM_NON_BLOCKING,
                                 least) != TP_CUDA_SUCCESS)
             return false;
     }
@@ -150,7 +155,9 @@ static struct tp_gpu *make_gpu(int device, const struct tp_cuda *cuda) {
         gpu->host_pointers = has_attribute(
             cuda, handle, TP_CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
         if (enter(gpu, &visit)) {
-            made = make_streams(gpu, cuda);
+            made =
+                make_streams(gpu->lanes, cuda) &&
+                (!config->register_peer_memory || gpu->pageable || make_streams(gpu->staged, cuda));
             if (made)
                 load_kernel(gpu, cuda, config);
             leave(&visit);
@@ -176,6 +183,7 @@ static void *run_make(void *arg) {
         return NULL;
     }
     tp_device_prepare(gpu);
+    tp_stage_prepare(gpu);
     atomic_store_explicit(&gpus[device].gpu, gpu, memory_order_release);
     tp_calibrate(gpu);
     atomic_store_explicit(&gpu->calibrated, true, memory_order_release);
@@ -297,6 +305,10 @@ bool tp_gpu_wants_registration(const struct tp_gpu *gpu) {
     return !gpu->pageable;
 }
 
+bool tp_gpu_stages(const struct tp_gpu *gpu) {
+    return gpu->staged[0].streams[0] && !tp_gpu_lost(gpu);
+}
+
 bool tp_gpu_takes_host_pointers(const struct tp_gpu *gpu) {
     return gpu->host_pointers;
 }
@@ -401,19 +413,26 @@ static void give_kernel_up(struct tp_gpu *gpu, tp_cu_result why) {
     tp_gpu_set_kernel_max(gpu, true, 0);
 }
 
+static bool settle_lane(const struct lane *lane, const struct tp_cuda *cuda) {
+    bool settled = true;
+    for (unsigned i = 0; i < STREAMS && lane->streams[i]; i++)
+        settled = cuda->stream_synchronize(lane->streams[i]) == TP_CUDA_SUCCESS && settled;
+    return settled;
+}
+
 /* Wait until nothing of ours is under way. False: the context is lost. Needs no current context. */
 static bool settle(struct tp_gpu *gpu, const struct tp_cuda *cuda) {
     bool settled = true;
-    for (unsigned i = 0; i < 2 * STREAMS; i++)
-        settled =
-            cuda->stream_synchronize(gpu->streams[i / STREAMS][i % STREAMS]) == TP_CUDA_SUCCESS &&
-            settled;
+    for (unsigned i = 0; i < 2; i++) {
+        settled = settle_lane(&gpu->lanes[i], cuda) && settled;
+        settled = settle_lane(&gpu->staged[i], cuda) && settled;
+    }
     if (!settled)
         atomic_store_explicit(&gpu->lost, true, memory_order_relaxed);
     return settled;
 }
 
-tp_cu_result tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to_device,
+static tp_cu_result send(struct tp_gpu *gpu, struct lane *lane, enum tp_gpu_method *method,
                          const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
                          tp_cu_event event) {
     struct visit visit;
@@ -421,8 +440,8 @@ tp_cu_result tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to
         atomic_store_explicit(&gpu->lost, true, memory_order_relaxed);
         return TP_CUDA_ERROR_INVALID_CONTEXT;
     }
-    uint32_t turn = atomic_fetch_add_explicit(&gpu->turn, 1, memory_order_relaxed);
-    tp_cu_stream stream = gpu->streams[to_device][turn % STREAMS];
+    uint32_t turn = atomic_fetch_add_explicit(&lane->turn, 1, memory_order_relaxed);
+    tp_cu_stream stream = lane->streams[turn % STREAMS];
     tp_cu_result result = TP_CUDA_SUCCESS;
     if (*method == TP_GPU_KERNEL) {
         result = send_kernel(gpu, visit.cuda, ops, count, stream);
@@ -441,6 +460,18 @@ tp_cu_result tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to
         recorded = result;
     leave(&visit);
     return recorded;
+}
+
+tp_cu_result tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to_device,
+                         const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
+                         tp_cu_event event) {
+    return send(gpu, &gpu->lanes[to_device], method, ops, count, scratch, event);
+}
+
+tp_cu_result tp_gpu_send_staged(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to_device,
+                                const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
+                                tp_cu_event event) {
+    return send(gpu, &gpu->staged[to_device], method, ops, count, scratch, event);
 }
 
 tp_cu_result tp_gpu_query(struct tp_gpu *gpu, tp_cu_event event) {

@@ -62,6 +62,9 @@ tp_cu_result tp_gpu_host_unregister(struct tp_gpu *gpu, void *address);
 bool tp_gpu_wants_registration(const struct tp_gpu *gpu);
 bool tp_gpu_takes_host_pointers(const struct tp_gpu *gpu);
 
+/* Has it streams for staged copies (staging.h)? Only where memory is to be registered. */
+bool tp_gpu_stages(const struct tp_gpu *gpu);
+
 /* Is its context lost? */
 bool tp_gpu_lost(const struct tp_gpu *gpu);
 
@@ -79,6 +82,11 @@ void tp_gpu_event_free(struct tp_gpu *gpu, tp_cu_event event);
 tp_cu_result tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to_device,
                          const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
                          tp_cu_event event);
+
+/* The same on streams of their own, beside the others: for GPUs that tp_gpu_stages. */
+tp_cu_result tp_gpu_send_staged(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to_device,
+                                const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
+                                tp_cu_event event);
 
 /*
  * TP_CUDA_SUCCESS when the event has passed, TP_CUDA_ERROR_NOT_READY, or an error: then the context

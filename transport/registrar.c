@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
+#include <x86intrin.h>
 
 #include "env/cuda.h"
 #include "env/env.h"
@@ -22,28 +23,19 @@
 #include "transport/copy_device.h"
 #include "transport/gpu.h"
 
-/*
- * One thread registers 20 GB/s of 4 KiB pages, and the link takes 55: with a working set beyond the
- * limit every byte is registered anew, so it takes three of them, and one for the ends.
- */
-#define THREADS 4
+#define THREADS 4 /* the driver does one at a time, mostly */
 #define CPUS_A_THREAD 4
-#define SLICE_NS UINT64_C(20000000) /* of a drop; as long as the peer thread maps a piece */
-#define CHUNKS_A_LOOK 16            /* at the clock */
-#define PAUSE_NS 30000              /* between looks at copies under way */
-#define BACKGROUND_PATIENCE_NS UINT64_C(5000000)
+#define SLICE_NS UINT64_C(20000000)   /* of a drop; as long as the peer thread maps a piece */
+#define CHUNKS_A_LOOK 16              /* at the clock */
+#define PAUSE_NS 30000                /* between looks at copies under way */
 #define BACKOFF_NS UINT64_C(10000000) /* after a failure; doubled by each further one */
 #define BACKOFF_DOUBLINGS 10
-/* How much chunks were used before they had to give way: up by each that was registered for
- * nothing, down by each that was not, and by time. */
-#define WASTE_MOST 8
-#define WASTE_AHEAD 4
-#define WASTE_FORGOTTEN_NS UINT64_C(250000000)
+#define NO_ONE UINT64_MAX /* has been idle for as long: none may give way */
 
 enum outcome {
     READY,
     REFUSED, /* by the driver, or it cannot be */
-    FULL,    /* all is in use */
+    FULL,    /* none may give way */
     TAKEN,   /* another thread is at it */
 };
 
@@ -51,7 +43,9 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t work;    /* something is wanted */
     pthread_cond_t changed; /* a thread has come back from the driver */
-    uint64_t bytes;         /* registered, about to be, or about to be no more */
+    /* Written under the lock: registered, about to be, or about to be no more; pinned; what is kept
+     * for that at least. */
+    _Atomic uint64_t bytes, pinned, kept;
     uint32_t under_way; /* chunks that threads are going to bring into the order of use, or back */
     struct tp_chunk *first, *last; /* wanted */
     pthread_t threads[THREADS];
@@ -59,9 +53,7 @@ static struct {
     bool started, stop;
     unsigned failures; /* since the last success */
     uint64_t pause_end_ns;
-    _Atomic uint32_t unused; /* chunks that were registered in the hope of use and not used yet */
-    _Atomic uint32_t waste;
-    _Atomic uint64_t waste_ns; /* when it was changed */
+    _Atomic uint64_t none_until; /* time stamp counter: no chunk may give way before */
 } registrar = {.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
                .work = PTHREAD_COND_INITIALIZER,
                .changed = PTHREAD_COND_INITIALIZER};
@@ -70,11 +62,6 @@ static uint64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-static void pause_ns(uint64_t ns) {
-    const struct timespec pause = {0, (long)ns};
-    nanosleep(&pause, NULL);
 }
 
 /* With the lock held, wait for a thread to come back from the driver, this long at most. */
@@ -106,13 +93,13 @@ static void failed(const char *call, uint64_t bytes, tp_cu_result result) {
     tp_count(TP_REGISTER_FAILURES, 1);
     tp_log_once(&said, TP_LOG_WARN,
                 "%s of %llu MiB of a store's memory: %s (ulimit -l unlimited may help); its GPU "
-                "copies go on without, slower",
+                "copies go on without, at the cost of CPU time",
                 call, (unsigned long long)bytes >> 20, tp_cuda_error(result));
 }
 
 /* With the lock held, which is let go meanwhile; the chunk is REGISTERING, and its bytes counted.
  */
-static bool driver_register(struct tp_chunk *chunk, struct tp_gpu *gpu, bool on_trust) {
+static bool driver_register(struct tp_chunk *chunk, struct tp_gpu *gpu) {
     uint64_t bytes;
     void *address = tp_chunk_range(chunk, &bytes);
     tp_chunk_owner(chunk)->busy++;
@@ -126,10 +113,6 @@ static bool driver_register(struct tp_chunk *chunk, struct tp_gpu *gpu, bool on_
     }
     registrar.failures = 0;
     chunk->gpu = gpu;
-    chunk->on_trust = on_trust;
-    atomic_store_explicit(&chunk->unused, on_trust, memory_order_relaxed);
-    atomic_fetch_add_explicit(&registrar.unused, on_trust, memory_order_relaxed);
-    atomic_store_explicit(&chunk->moved, 0, memory_order_relaxed);
     tp_order_add(chunk);
     tp_count(TP_REGISTRATIONS, 1);
     tp_count(TP_REGISTERED_BYTES, bytes);
@@ -151,7 +134,6 @@ static bool driver_unregister(struct tp_chunk *chunk) {
     if (result == TP_CUDA_SUCCESS) {
         registrar.bytes -= bytes;
         tp_count(TP_REGISTERED_BYTES, -bytes); /* wraps: a subtraction */
-        atomic_store_explicit(&chunk->moved, 0, memory_order_relaxed);
         set_state(chunk, TP_CHUNK_UNREGISTERING, TP_CHUNK_PLAIN);
     } else {
         failed("cuMemHostUnregister", bytes, result);
@@ -164,70 +146,52 @@ static bool driver_unregister(struct tp_chunk *chunk) {
 
 /* ---- the limit ---- */
 
-static uint32_t waste(void) {
-    uint64_t passed = (now_ns() - atomic_load_explicit(&registrar.waste_ns, memory_order_relaxed)) /
-                      WASTE_FORGOTTEN_NS;
-    uint32_t level = atomic_load_explicit(&registrar.waste, memory_order_relaxed);
-    return passed < level ? level - (uint32_t)passed : 0;
-}
-
-void tp_registrar_used(struct tp_chunk *chunk) {
-    if (atomic_load_explicit(&chunk->unused, memory_order_relaxed) &&
-        atomic_exchange_explicit(&chunk->unused, false, memory_order_relaxed))
-        atomic_fetch_sub_explicit(&registrar.unused, 1, memory_order_relaxed);
-}
-
-static void learn_waste(struct tp_chunk *victim) {
-    uint64_t bytes;
-    uint32_t level = waste();
-    (void)tp_chunk_range(victim, &bytes);
-    tp_registrar_used(victim);
-    if (!victim->on_trust) /* it has paid for itself at once */
-        return;
-    bool wasted = atomic_load_explicit(&victim->moved, memory_order_relaxed) < bytes / 2;
-    if (wasted)
-        level = level < WASTE_MOST ? level + 1 : level;
-    else
-        level = level ? level - 1 : 0;
-    atomic_store_explicit(&registrar.waste, level, memory_order_relaxed);
-    atomic_store_explicit(&registrar.waste_ns, now_ns(), memory_order_relaxed);
-}
-
-bool tp_registrar_admits(uint64_t moved, uint64_t chunk_bytes) {
-    return moved >= (chunk_bytes / 2) << waste();
-}
-
-bool tp_registrar_admits_ahead(void) {
-    return waste() < WASTE_AHEAD;
-}
-
-uint32_t tp_registrar_at_once(uint64_t chunk_bytes, uint32_t count) {
+/* A quarter of the limit, or all of it where no chunk has room. */
+uint64_t tp_registrar_pinned_share(void) {
     uint64_t limit = tp_config()->engine.register_max_bytes;
-    uint64_t half = limit / 2 / chunk_bytes;
-    uint32_t unused = atomic_load_explicit(&registrar.unused, memory_order_relaxed);
-    if (limit == 0)
-        return count;
-    half = half > unused ? half - unused : 0;
-    return half < count ? (uint32_t)half : count;
+    return limit == 0 ? UINT64_MAX : limit < TP_CHUNK_BYTES ? limit : limit / 4;
+}
+
+/* What chunks have to leave to pinned memory, whether it is there or not: it is needed just when
+ * they are all in use. */
+static uint64_t left_to_pinned(void) {
+    uint64_t share = tp_registrar_pinned_share();
+    uint64_t pinned = atomic_load_explicit(&registrar.pinned, memory_order_relaxed);
+    uint64_t kept = atomic_load_explicit(&registrar.kept, memory_order_relaxed);
+    kept = kept < share ? kept : share;
+    return pinned > kept ? pinned : kept;
 }
 
 static bool within_limit(uint64_t more) {
     uint64_t limit = tp_config()->engine.register_max_bytes;
-    return limit == 0 || registrar.bytes + more <= limit;
+    return limit == 0 || atomic_load_explicit(&registrar.bytes, memory_order_relaxed) + more <=
+                             limit - left_to_pinned();
 }
 
-/* With the lock held, which is let go meanwhile: chunks make way until the limit is kept. */
-static enum outcome make_room(bool evict) {
-    while (!within_limit(0)) {
-        struct tp_chunk *victim = evict ? tp_order_take_least() : NULL;
-        if (!victim)
-            return FULL;
-        learn_waste(victim);
-        if (!driver_unregister(victim))
-            return REFUSED;
-        tp_count(TP_REGISTER_EVICTIONS, 1);
-    }
+bool tp_registrar_has_room(uint64_t bytes) {
+    return within_limit(bytes);
+}
+
+bool tp_registrar_may_replace(void) {
+    return __rdtsc() >= atomic_load_explicit(&registrar.none_until, memory_order_relaxed);
+}
+
+/* With the lock held, which is let go meanwhile: a chunk that was idle for so long makes way. */
+static enum outcome evict(uint64_t idle_ticks) {
+    struct tp_chunk *victim = idle_ticks == NO_ONE ? NULL : tp_order_take_least(idle_ticks);
+    if (!victim)
+        return FULL;
+    if (!driver_unregister(victim))
+        return REFUSED;
+    tp_count(TP_REGISTER_EVICTIONS, 1);
     return READY;
+}
+
+static enum outcome make_room(uint64_t idle_ticks) {
+    enum outcome outcome = READY;
+    while (outcome == READY && !within_limit(0))
+        outcome = evict(idle_ticks);
+    return outcome;
 }
 
 static bool may_try(const struct tp_chunk *chunk, const struct tp_gpu *gpu, uint64_t bytes) {
@@ -236,10 +200,10 @@ static bool may_try(const struct tp_chunk *chunk, const struct tp_gpu *gpu, uint
            now_ns() >= registrar.pause_end_ns;
 }
 
-/* With the lock held, which is let go meanwhile. The chunk cannot go away: it is held, or its
- * segment's `busy` is. */
-static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu, bool evict,
-                                   bool on_trust) {
+/* With the lock held, which is let go meanwhile; in place of chunks that were idle for so long. The
+ * chunk cannot go away: it is held, or its segment's `busy` is. */
+static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu,
+                                   uint64_t idle_ticks) {
     uint64_t bytes;
     (void)tp_chunk_range(chunk, &bytes);
     enum tp_chunk_state state = tp_chunk_state(chunk);
@@ -250,8 +214,8 @@ static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu, b
     set_state(chunk, TP_CHUNK_PLAIN, TP_CHUNK_REGISTERING);
     registrar.under_way++;
     registrar.bytes += bytes;
-    enum outcome outcome = tp_order_reserve(registrar.under_way) ? make_room(evict) : REFUSED;
-    if (outcome == READY && !driver_register(chunk, gpu, on_trust))
+    enum outcome outcome = tp_order_reserve(registrar.under_way) ? make_room(idle_ticks) : REFUSED;
+    if (outcome == READY && !driver_register(chunk, gpu))
         outcome = REFUSED;
     if (outcome != READY)
         registrar.bytes -= bytes;
@@ -261,46 +225,71 @@ static enum outcome register_chunk(struct tp_chunk *chunk, struct tp_gpu *gpu, b
     return outcome;
 }
 
-/* With the lock held, which is let go meanwhile: all is in use. True: copies are under way, some
- * may have ended by now. Copies that only wait to be sent are sent, if `send` says so. */
-static bool wait_for_copies(bool send) {
-    unsigned ended = 0;
-    pthread_mutex_unlock(&registrar.lock);
-    bool under_way = tp_device_sweep(send, &ended) > 0;
-    if (under_way && ended == 0)
-        pause_ns(PAUSE_NS);
-    pthread_mutex_lock(&registrar.lock);
-    return under_way;
-}
-
 bool tp_registrar_settle(struct tp_chunk *chunk, struct tp_gpu *gpu, bool now,
                          uint64_t patience_ns) {
     uint64_t end = 0;
     enum outcome outcome = TAKEN;
-    bool full = false;
     pthread_mutex_lock(&registrar.lock);
-    for (;;) {
+    while (outcome == TAKEN) {
         enum tp_chunk_state state = tp_chunk_state(chunk);
         bool patient = now && (end == 0 || now_ns() < end);
-        /* Nothing may be sent while the driver takes the registration away. */
-        if (state == TP_CHUNK_UNREGISTERING || (state == TP_CHUNK_REGISTERING && patient)) {
-            end = end ? end : now_ns() + patience_ns;
-            wait_changed(patience_ns + PAUSE_NS);
-            continue;
-        }
-        if (state != TP_CHUNK_PLAIN || !patient)
-            break;
-        outcome = register_chunk(chunk, gpu, true, false);
-        full = outcome == FULL;
         end = end ? end : now_ns() + patience_ns;
-        if (outcome == REFUSED || (full && !wait_for_copies(true)))
+        /* Nothing may be sent while the driver takes the registration away. */
+        if (state == TP_CHUNK_UNREGISTERING || (state == TP_CHUNK_REGISTERING && patient))
+            wait_changed(patience_ns + PAUSE_NS);
+        else if (state == TP_CHUNK_PLAIN && patient)
+            outcome = register_chunk(chunk, gpu, NO_ONE);
+        else
             break;
     }
     bool registered = tp_chunk_state(chunk) == TP_CHUNK_REGISTERED;
     pthread_mutex_unlock(&registrar.lock);
-    if (full && !registered)
-        tp_count(TP_REGISTER_FULL, 1);
     return registered;
+}
+
+/* ---- pinned memory ---- */
+
+/* With the lock held, which is let go meanwhile: copies that have ended let go of their chunks
+ * though nobody polls. False: none has. */
+static bool let_ended_go(void) {
+    unsigned ended = 0;
+    pthread_mutex_unlock(&registrar.lock);
+    (void)tp_device_sweep(false, &ended);
+    pthread_mutex_lock(&registrar.lock);
+    return ended > 0;
+}
+
+static bool pinned_fits(void) {
+    uint64_t limit = tp_config()->engine.register_max_bytes;
+    return limit == 0 || registrar.bytes + registrar.pinned <= limit;
+}
+
+/* Chunks are in the way only where more GPUs than at first share the limit. */
+bool tp_registrar_take_pinned(uint64_t bytes) {
+    enum outcome outcome = READY;
+    pthread_mutex_lock(&registrar.lock);
+    registrar.pinned += bytes;
+    while (outcome == READY && !pinned_fits()) {
+        outcome = evict(0);
+        if (outcome == FULL && let_ended_go())
+            outcome = READY;
+    }
+    if (outcome != READY)
+        registrar.pinned -= bytes;
+    pthread_mutex_unlock(&registrar.lock);
+    return outcome == READY;
+}
+
+void tp_registrar_give_pinned(uint64_t bytes) {
+    pthread_mutex_lock(&registrar.lock);
+    registrar.pinned -= bytes;
+    pthread_mutex_unlock(&registrar.lock);
+}
+
+void tp_registrar_keep_pinned(uint64_t bytes) {
+    pthread_mutex_lock(&registrar.lock);
+    registrar.kept += bytes;
+    pthread_mutex_unlock(&registrar.lock);
 }
 
 /* ---- in the background ---- */
@@ -318,19 +307,26 @@ static struct tp_chunk *next_wanted(void) {
 }
 
 /* With the lock held, which is let go meanwhile. */
+static void replace(struct tp_chunk *chunk) {
+    uint64_t idle_ticks = tp_chunk_outlasts(chunk);
+    enum outcome outcome = register_chunk(chunk, chunk->gpu, idle_ticks);
+    if (outcome == FULL && let_ended_go())
+        outcome = register_chunk(chunk, chunk->gpu, idle_ticks);
+    if (outcome != FULL)
+        return;
+    atomic_store_explicit(&registrar.none_until, __rdtsc() + idle_ticks / 8, memory_order_relaxed);
+    tp_count(TP_REGISTER_FULL, 1);
+}
+
 static void serve(struct tp_chunk *chunk) {
     struct tp_chunks *chunks = tp_chunk_owner(chunk);
-    bool evict = atomic_load(&chunk->wanted) == TP_CHUNK_IN_PLACE_OF_OTHERS;
-    uint64_t end = now_ns() + BACKGROUND_PATIENCE_NS;
     uint64_t bytes;
     (void)tp_chunk_range(chunk, &bytes);
     chunks->busy++;
-    while (evict || within_limit(bytes)) {
-        enum outcome outcome = register_chunk(chunk, chunk->gpu, evict, true);
-        if (outcome != FULL || !evict || registrar.stop || now_ns() > end ||
-            !wait_for_copies(false))
-            break;
-    }
+    if (within_limit(bytes))
+        (void)register_chunk(chunk, chunk->gpu, NO_ONE);
+    else if (atomic_load(&chunk->wanted) == TP_CHUNK_IN_PLACE_OF_OTHERS)
+        replace(chunk);
     atomic_store(&chunk->wanted, TP_CHUNK_UNWANTED);
     chunks->busy--;
 }
@@ -442,7 +438,6 @@ static bool let_go(struct tp_chunks *chunks, struct tp_chunk *chunk) {
     if (state != TP_CHUNK_REGISTERED || !tp_order_begin_end(chunk))
         return false;
     tp_order_remove(chunk);
-    tp_registrar_used(chunk); /* or never */
     if (driver_unregister(chunk))
         return true;
     /* It is the driver's for good, and no part of what can make way. */

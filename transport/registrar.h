@@ -44,8 +44,8 @@ bool tp_chunks_drop(struct tp_chunks *chunks, bool *ret_stuck);
 struct tp_chunk *tp_chunk_at(struct tp_chunks *chunks, const void *address, uint64_t *ret_bytes);
 
 /*
- * A submit is about to move this stretch: threads of the library begin to register its chunks, all
- * but the first, which the caller is going to hold next. Any thread.
+ * A submit is about to move this stretch: threads of the library begin to register its chunks while
+ * there is room, all but the first, which the caller is going to hold next. Any thread.
  */
 void tp_chunks_expect(struct tp_chunks *chunks, struct tp_gpu *gpu, const void *address,
                       uint64_t run_bytes);
@@ -53,12 +53,15 @@ void tp_chunks_expect(struct tp_chunks *chunks, struct tp_gpu *gpu, const void *
 /*
  * Hold a chunk for a copy by `gpu`. True: it is registered. False: the copy must treat it as plain
  * memory (and must not leave it either). `run_bytes`: how much of the chunk this submit is going to
- * move, as far as is known. Where that pays at once the chunk is registered in this thread, which
- * then waits for the driver, never longer than the copy of plain memory would take; otherwise a
- * thread of the library does it, later. Any thread, no lock held. One atomic add when it is
- * registered.
+ * move, as far as is known. Where there is room and that pays at once the chunk is registered in
+ * this thread, which then waits for the driver, never longer than the copy of plain memory would
+ * take; otherwise a thread of the library does it, later. Any thread, no lock held. One atomic add
+ * when it is registered.
  */
 bool tp_chunk_hold(struct tp_chunk *chunk, struct tp_gpu *gpu, uint64_t run_bytes);
+
+/* Is a chunk that is held registered by now, so that `gpu` may use it until it is released? */
+bool tp_chunk_registered(const struct tp_chunk *chunk);
 
 /* Hold once more what is held. */
 void tp_chunk_hold_again(struct tp_chunk *chunk);
@@ -66,6 +69,20 @@ void tp_chunk_release(struct tp_chunk *chunk);
 
 /* May a kernel of this GPU use a registered chunk's addresses as they are? */
 bool tp_registrar_kernel_may(struct tp_gpu *gpu);
+
+/*
+ * Pinned memory counts within register_max_bytes. share: how much of it there should be at most.
+ * keep: chunks leave room for so much more, within that share. take: so much is made, if it has
+ * room; chunks that are not in use may have to make it, so no lock is held. give: it is not there
+ * any more.
+ */
+uint64_t tp_registrar_pinned_share(void);
+void tp_registrar_keep_pinned(uint64_t bytes);
+bool tp_registrar_take_pinned(uint64_t bytes);
+void tp_registrar_give_pinned(uint64_t bytes);
+
+/* For tests: what "about two seconds" is (chunks.c). */
+void tp_registrar_set_idle_ms(unsigned ms);
 
 /* End the threads. What is registered stays so. For tp_transport_stop. */
 void tp_registrar_stop(void);

@@ -22,7 +22,7 @@ def generate(*options, path=None):
 LOADS = (['--load', 'requests'], ['--load', 'conversations'], ['--load', 'tokens'], ['--load', 'tokens', '--tokens', 'header:x-tokens'],
          ['--load', 'tokens', '--tokens', 'metric:vllm:kv_cache_usage_perc*400000'])
 MORE = ([], ['--key', 'header:x-id', '--key', 'cookie:chat', '--key', 'body:$.id', '--key', 'messages', '--explain'],
-        ['--router', 'a=127.0.0.1:9500', '--router', 'b=127.0.0.1:9501', '--self', 'b', '--threads', '2'])
+        ['--router', 'a=127.0.0.1:9500', '--router', 'b=127.0.0.1:9501', '--self', 'b', '--threads', '2', '--user', 'nobody'])
 
 
 @pytest.mark.parametrize('load, more', list(itertools.product(LOADS, MORE)))
@@ -59,6 +59,8 @@ def test_an_id_follows_from_the_name_not_the_position():
     (['--node', 'n1=h'], ("'h'", 'HOST:PORT')),
     (['--node', 'n1=h:70000'], ('70000', '65535')),
     (['--node', 'n1=*:80'], ('wildcard',)),
+    ([*NODES, '--user', 'a b'], ("'a b'", 'user')),
+    ([*NODES, '--user', 'nobody-of-that-name'], ('nobody-of-that-name',)),
     (['--node', 'n1=h:1,weight=2'], ('weight=2', 'id=N')),
     ([*NODES, '--node', 'n1=h:1'], ("'n1'", 'same name')),
     ([*NODES, '--node', 'n3=127.0.0.1:9002'], ("'n3'", 'same address', "'n2'")),

@@ -84,6 +84,7 @@ def test_round_robin_prefills_each_turn_again():
     figures = simulation.run([talk(0, 3)]).figures()
     assert figures['hit_rate'] == 0 and figures['moves_per_turn'] == 1
     assert figures['added_prefill'] == pytest.approx((5120 + 5632) / 6144)
+    assert figures['added_tokens_per_turn'] == pytest.approx((5120 + 5632) / 3)
 
 
 def test_a_move_costs_one_cold_prefill_and_then_stays():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Homes: they outlive a reload, two routers agree on them, and a node that leaves, joins, drains or dies moves what it must."""
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -119,12 +120,12 @@ def test_two_routers_agree(load):
                 homes = await ask_all(first, NAMES[:20])
                 homes |= await ask_all(second, NAMES[20:])
                 await asyncio.to_thread(wait_for, lambda: conversations(one) == conversations(two) == 40, 'both routers know 40 homes')
+                if load == 'conversations':          # each knows what the other's conversations weigh, unasked
+                    counts = {node: list(homes.values()).count(node) for node in e}
+                    await asyncio.to_thread(wait_for, lambda: one.loads() == two.loads() == counts, f'both count {counts}')
                 assert await ask_all(second, NAMES[:20]) == {name: homes[name] for name in NAMES[:20]}
                 assert await ask_all(first, NAMES[20:]) == {name: homes[name] for name in NAMES[20:]}
                 assert two.decisions()['stay'] == 20 and two.decisions()['new'] == 20
-                if load == 'conversations':          # each knows what the other's conversations weigh
-                    counts = {node: list(homes.values()).count(node) for node in e}
-                    await asyncio.to_thread(wait_for, lambda: one.loads() == two.loads() == counts, f'both count {counts}')
     asyncio.run(run())
 
 
@@ -142,7 +143,7 @@ def wait_for(condition, what, seconds=10):
 async def settle(one, two):
     """The routers have met: each has a session with the other."""
     def met():
-        return all('last_status=ESTA' in p.admin('show peers').replace('last_status=  ', 'last_status=') for p in (one, two))
+        return all('(remote,active)' in p.admin('show peers') for p in (one, two))
     await asyncio.to_thread(wait_for, met, 'the routers meet')
 
 
@@ -273,4 +274,121 @@ def test_load_from_the_engines_metric():
                 await asyncio.to_thread(wait_for, lambda: proxy.loads()['n1'] == 27000, 'the mean of the others')
                 with open(proxy.log) as log:
                     assert 'node n1: no metric sglang:num_used_tokens' in log.read()
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize('load', ['conversations', 'tokens'])
+def test_a_silent_conversation_closes(load):
+    async def run():
+        async with engines(2) as e:
+            async with router(ports(e), *LOADS[load], '--expire', '2s', '--sync-interval', '100ms') as proxy:
+                client = Client(proxy.port)
+                await ask_all(client, NAMES)
+                assert sum(proxy.loads().values()) == len(NAMES) * (100 if load == 'tokens' else 1)
+                end = time.monotonic() + 3
+                while time.monotonic() < end:          # one of them goes on
+                    await ask(client, NAMES[0])
+                    await asyncio.sleep(.2)
+                await asyncio.to_thread(wait_for, lambda: sum(proxy.loads().values()) == (100 if load == 'tokens' else 1), 'the others are closed')
+                assert (await ask(client, NAMES[1]))[1] == 'new'
+    asyncio.run(run())
+
+
+MANY = 20000
+
+
+def remember(proxy, names, size):
+    """Homes by the proxy's own command: conversation i is at the node i % 4, all of the same size."""
+    with open(proxy.config) as file:
+        ids = [line.split()[-1] for line in file if line.startswith('  server ')]
+    for first in range(0, len(names), 50):
+        commands = []
+        for i in range(first, min(first + 50, len(names))):
+            key = hashlib.sha1(names[i].encode()).hexdigest().upper()
+            commands += [f'set table homes key {key} data.gpt0 {ids[i % 4]}', f'set table sizes key {key} data.gpt0 {size}']
+        proxy.admin('; '.join(commands))
+
+
+def test_many_homes_are_counted_soon_after_a_reload_and_nothing_moves_meanwhile():
+    async def run():
+        async with engines(4) as e:
+            async with router(ports(e), *LOADS['tokens'], routers=alone()) as proxy:
+                names = [f'c{i}' for i in range(MANY)]
+                await asyncio.to_thread(remember, proxy, names, 100)
+                counted = {node: MANY // 4 * 100 for node in e}
+                await asyncio.to_thread(wait_for, lambda: proxy.loads() == counted, f'the router counts {counted}')
+                await in_step(proxy)
+                await asyncio.to_thread(proxy.reload)
+                counts = asyncio.ensure_future(asyncio.to_thread(wait_for, lambda: proxy.loads() == counted, f'the new worker counts {counted}', 15))
+                asked = 0
+                while not counts.done():               # the size stays what it was, so the sums must come out the same
+                    asked += 1
+                    i = asked * 7919 % MANY
+                    node, decision = await ask(Client(proxy.port), names[i])
+                    assert node == f'n{i % 4 + 1}', (i, node, decision)
+                await counts
+                assert asked > 20
+    asyncio.run(run())
+
+
+class Wire:
+    """Between a router and the port of another, and may be cut."""
+
+    def __init__(self):
+        self.whole, self.ends = True, set()
+
+    async def start(self, target):
+        self.target = target
+        self.server = await asyncio.start_server(self._connect, '127.0.0.1', 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def _connect(self, reader, writer):
+        self.ends.add(writer)
+        try:
+            if self.whole:
+                other_reader, other = await asyncio.open_connection('127.0.0.1', self.target)
+                self.ends.add(other)
+                await asyncio.gather(self._carry(reader, other), self._carry(other_reader, writer))
+        except OSError:
+            pass
+        writer.close()
+
+    async def _carry(self, reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    def cut(self):
+        self.whole = False
+        for writer in self.ends:
+            writer.transport.abort()
+        self.ends.clear()
+
+
+def test_routers_that_were_apart_agree_again_when_a_conversation_is_next_asked():
+    async def run():
+        async with engines(4) as e:
+            own = dict(zip(('r1', 'r2'), free_ports(2)))
+            wires = {name: await Wire().start(port) for name, port in own.items()}
+            options = *LOADS['conversations'], '--sync-interval', '200ms'
+            async with router(ports(e), *options, routers={'r1': own['r1'], 'r2': wires['r2'].port}, self_name='r1') as one, \
+                    router(ports(e), *options, routers={'r1': wires['r1'].port, 'r2': own['r2']}, self_name='r2') as two:
+                first, second = Client(one.port), Client(two.port)
+                await settle(one, two)
+                homes = await ask_all(first, NAMES[:20])
+                await asyncio.to_thread(wait_for, lambda: conversations(two) == 20, 'the other router knows 20 homes')
+                for wire in wires.values():
+                    wire.cut()
+                assert await ask_all(second, NAMES[:20]) == homes
+                mine, theirs = await ask_all(first, NAMES[20:]), await ask_all(second, list(reversed(NAMES[20:])))
+                assert mine != theirs, 'the routers chose alike: nothing was tested'
+                for wire in wires.values():
+                    wire.whole = True
+                await settle(one, two)
+                await asyncio.sleep(1)
+                chosen = await ask_all(first, NAMES[20:])
+                agreed = {node: [*homes.values(), *chosen.values()].count(node) for node in e}
+                await asyncio.to_thread(wait_for, lambda: one.loads() == two.loads() == agreed, f'both count {agreed}')
+                assert await ask_all(second, NAMES) == homes | chosen
     asyncio.run(run())

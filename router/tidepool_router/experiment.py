@@ -111,6 +111,7 @@ def plain_text(figures, name, form):
 COLUMNS = (('moves/turn', lambda f: rate_text(f, 'moves_per_turn')),
            ('guarded/turn', lambda f: rate_text(f, 'guarded_per_turn')),
            ('added prefill', lambda f: rate_text(f, 'added_prefill') if any(x['moves_per_turn'] for x in f) else '0'),
+           ('added tokens/turn', lambda f: plain_text(f, 'added_tokens_per_turn', '.0f') if any(x['moves_per_turn'] for x in f) else '0'),
            ('forgotten prefill', lambda f: rate_text(f, 'forgotten_prefill') if any(x['forgotten_per_turn'] for x in f) else '0'),
            ('hit rate', lambda f: plain_text(f, 'hit_rate', '.2%')),
            ('spread requests', lambda f: plain_text(f, 'spread_requests', '.2f')),

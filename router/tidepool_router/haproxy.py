@@ -23,6 +23,8 @@ def _global(s):
              f'  tune.bufsize {max(s.max_body + 2048, 16384 + 256 * len(s.nodes))}']
     if s.threads:
         lines.append(f'  nbthread {s.threads}')
+    if s.user:
+        lines.append(f'  user {s.user}')
     if s.socket:
         lines.append(f'  stats socket {s.socket} mode 600 level admin')
     if s.routers:
@@ -32,7 +34,7 @@ def _global(s):
         source = s.tokens.kind if s.load == 'tokens' else '-'
         # 2.6 hands no arguments to lua-load.
         lines.append(f'  setenv TIDEPOOL_ROUTER "{s.load} {threshold_in_hundredths(s.threshold)} {s.sync_interval_ms} '
-                     f'{source} {s.tokens.name or "-"} {s.tokens.number} {"explain" if s.explain else "-"} {nodes}"')
+                     f'{source} {s.tokens.name or "-"} {s.tokens.number} {"explain" if s.explain else "-"} {("-", "alone", "several")[min(len(s.routers), 2)]} {nodes}"')
         lines.append(f'  lua-load {s.lua_path}')
     return lines
 
@@ -53,14 +55,17 @@ def _defaults(s):
             f'  timeout queue {s.timeout}',
             '  timeout http-request 30s',
             '  timeout http-keep-alive 60s',
-            '  option dontlognull']
+            '  option dontlognull',
+            '  # An answer is streamed a token at a time; without this the proxy holds each back for up to 200 ms, hoping for more.',
+            '  option http-no-delay']
 
 
 def _key_rules(s):
-    lines = ['  # The conversation: the first of the keys that the request has, as a digest of fixed length.']
+    lines = ['  # Only what the proxy holds in full before it sends it can be sent again, and clients often send head and body apart.',
+             '  http-request wait-for-body time 30s if METH_POST',
+             '  # The conversation: the first of the keys that the request has, as a digest of fixed length.']
     if s.reads_body:
-        lines += ['  http-request wait-for-body time 10s if METH_POST',
-                  '  # json_query reads no \\u escapes beyond ASCII; what they say does not matter, only that it is always the same.',
+        lines += ['  # json_query reads no \\u escapes beyond ASCII; what they say does not matter, only that it is always the same.',
                   r"""  http-request set-var(txn.body) 'req.body,regsub("\\\\\\\\","//",g),regsub("\\\\u","/u",g)'"""]
     for key in s.keys:
         unset = '!{ var(txn.key) -m found }'
@@ -142,12 +147,14 @@ def _lua_policy(s):
         lines.append(f'  http-request set-var(txn.size) {size}')
         if s.tokens.kind != 'metric':
             lines.append('  http-request set-var(txn.held) var(txn.key),table_gpt0(sizes) if { var(txn.key) -m found }')
+    # Tracked before it is decided: what has no entry has expired, and is not merely on its way.
+    lines.append('  http-request track-sc0 var(txn.key) table homes if { var(txn.key) -m found }')
+    if s.load == 'tokens' and s.tokens.kind != 'metric':
+        lines.append('  http-request track-sc2 var(txn.key) table sizes if { var(txn.key) -m found }')
     lines += ['  http-request lua.route',
-              '  http-request track-sc0 var(txn.key) table homes if { var(txn.key) -m found }',
               '  http-request sc-set-gpt0(0) var(txn.node_id) if { var(txn.key) -m found } { var(txn.node_id) -m found }']
     if s.load == 'tokens' and s.tokens.kind != 'metric':
-        lines += ['  http-request track-sc2 var(txn.key) table sizes if { var(txn.key) -m found }',
-                  '  http-request sc-set-gpt0(2) var(txn.weight) if { var(txn.key) -m found } { var(txn.node_id) -m found }']
+        lines += ['  http-request sc-set-gpt0(2) var(txn.weight) if { var(txn.key) -m found } { var(txn.node_id) -m found }']
     return lines, ['  use-server %[var(txn.node)] if { var(txn.node) -m found }',
                    '  # A request that was sent on to another node, because its own had died, has its home there.',
                    '  http-response sc-set-gpt0(0) srv_id if { var(txn.key) -m found } !{ srv_id,sub(txn.node_id) eq 0 }']
@@ -158,7 +165,9 @@ def _tables(s):
     size = f'type string len 40 size {s.conversations} expire {s.expire}'
     lines = ['backend decisions', '  stick-table type string len 16 size 64 store gpc0']
     if s.uses_lua:
-        lines += ['backend homes', f'  stick-table {size} store gpt0{peers}']
+        # The rate tells which homes any router was asked for a moment ago.
+        rate = ',http_req_rate(10s)' if len(s.routers) > 1 else ''
+        lines += ['backend homes', f'  stick-table {size} store gpt0{rate}{peers}']
         if s.load == 'tokens' and s.tokens.kind != 'metric':
             lines += ['backend sizes', f'  stick-table {size} store gpt0{peers}']
     return lines, f'{size} store server_id{peers}'
@@ -202,7 +211,9 @@ def generate(s):
         lines.append(f'  stick-table {own_table}')
     lines += ['  option httpchk', f'  http-check send meth GET uri {s.health}',
               '  # A node that dies: what it has not begun to answer goes to another one, a POST included.',
-              '  option redispatch 1', '  retries 3', '  retry-on conn-failure empty-response', '']
+              '  option redispatch 1', '  retries 3', '  retry-on conn-failure empty-response',
+              '  # A host that vanishes closes nothing: what waits for it is sent on after 25 seconds.',
+              '  option srvtcpka', '  srvtcpka-idle 10s', '  srvtcpka-intvl 5s', '  srvtcpka-cnt 3', '']
     lines += _key_rules(s)
     rules, server_rules = _lua_policy(s) if s.uses_lua else _requests_policy(s)
     lines += ['  # The decision.'] + rules

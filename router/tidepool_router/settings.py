@@ -11,6 +11,7 @@ METRIC = re.compile(r'([A-Za-z_:][A-Za-z0-9_:]*)(?:\*([0-9]+))?\Z')
 URI = re.compile(r'/[A-Za-z0-9_./-]*\Z')
 DURATION = re.compile(r'([1-9][0-9]*)(ms|s|m|h|d)\Z')
 ADDRESS = re.compile(r'(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.*-]+):([0-9]{1,5})\Z')
+USER = re.compile(r'[a-z_][a-z0-9_-]{0,31}\Z')
 MAX_NODES = 128
 MAX_ID = 2**31 - 1
 
@@ -151,6 +152,7 @@ class Settings:
     explain: bool = False
     check_interval: str = '1s'
     sync_interval_ms: int = 2000
+    user: str = ''
     lua_path: str = ''
 
     def __post_init__(self):
@@ -178,6 +180,8 @@ class Settings:
                   'name one of the --router options')
         if len(self.routers) > 1 and not self.self_name:
             _fail('--router', ' '.join(names), 'several routers, and it is not said which one this is', 'add --self NAME')
+        if self.user and not USER.match(self.user):
+            _fail('--user', self.user, 'not the name of a user', 'name one, for example haproxy')
         for option, value in (('--socket', self.socket), ('the Lua action', self.lua_path)):
             if value and (not value.startswith('/') or re.search(r'[\s"\'\\#]', value)):
                 _fail(option, value, 'not a plain absolute path', 'use an absolute path without blanks and quotes')

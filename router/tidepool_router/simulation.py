@@ -110,6 +110,7 @@ class Outcome:
         return {'turns': self.turns, 'later_turns': self.later_turns,
                 'moves_per_turn': ratio(self.changes, self.later_turns),
                 'guarded_per_turn': ratio(self.guarded, self.later_turns),
+                'added_tokens_per_turn': ratio(self.added_tokens, self.turns),
                 'added_prefill': ratio(self.added_tokens, self.stay_prefill_tokens),
                 'forgotten_per_turn': ratio(self.forgotten, self.later_turns),
                 'forgotten_prefill': ratio(self.forgotten_tokens, self.stay_prefill_tokens),

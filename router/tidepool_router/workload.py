@@ -31,7 +31,7 @@ class Conversation:
 
 
 # Measured on an hour of a chat service with 12,031 requests: values at these shares, straight lines between (of the
-# logarithm, where all are positive). tests/test_workload.py compares what comes out with the trace itself.
+# logarithm, where all are positive). tests/test_simulation.py compares what comes out with the trace itself.
 SHARES = (0, .01, .05, .10, .25, .50, .75, .90, .95, .99, 1)
 GAP_S = (1, 13, 29, 43, 75, 140, 305, 530, 760, 1600, 3030)
 FIRST_INPUT = (890, 894, 900, 908, 1490, 5989, 14358, 26499, 42000, 87203, 126195)

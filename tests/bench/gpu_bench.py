@@ -897,7 +897,7 @@ def show_registered(side, about):
 def how(row):
     """By what the bytes moved, as far as the counters tell."""
     counters = row["counters"]
-    known = [(name, counters.get(name, 0)) for name in ("dma_bytes", "kernel_bytes")]
+    known = [(name, counters.get(name, 0)) for name in ("dma_bytes", "kernel_bytes", "staged_bytes")]
     text = ", ".join(f"{name.split('_')[0]} {value / MIB:.0f} MiB" for name, value in known if value)
     return text or "host copies"
 

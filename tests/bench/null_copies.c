@@ -15,7 +15,7 @@
 int __real_tp_transport_start(const struct tp_config *config);
 int __wrap_tp_transport_start(const struct tp_config *config);
 void __wrap_tp_copy_bytes(void *to, const void *from, size_t bytes);
-tp_cu_result __wrap_tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method method, bool to_device,
+tp_cu_result __wrap_tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to_device,
                                 const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
                                 tp_cu_event event);
 tp_cu_result __wrap_tp_gpu_query(struct tp_gpu *gpu, tp_cu_event event);
@@ -31,7 +31,7 @@ int __wrap_tp_transport_start(const struct tp_config *config) {
 void __wrap_tp_copy_bytes(void *to, const void *from, size_t bytes) {
 }
 
-tp_cu_result __wrap_tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method method, bool to_device,
+tp_cu_result __wrap_tp_gpu_send(struct tp_gpu *gpu, enum tp_gpu_method *method, bool to_device,
                                 const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
                                 tp_cu_event event) {
     return TP_CUDA_SUCCESS;

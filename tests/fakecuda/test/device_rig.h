@@ -123,8 +123,10 @@ static inline uint32_t rig_random(uint64_t *state) {
 }
 
 static inline void fill_random(unsigned char *bytes, size_t count, uint64_t *state) {
-    for (size_t i = 0; i < count; i++)
-        bytes[i] = (unsigned char)rig_random(state);
+    for (size_t i = 0; i < count; i += 4) {
+        uint32_t word = rig_random(state);
+        memcpy(bytes + i, &word, count - i < 4 ? count - i : 4);
+    }
 }
 
 static inline uint64_t counted(enum tp_counter counter) {

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Claim: batches between a GPU and a store on ordinary shared memory go by registered chunks; when
- * the store or its segment goes, they are unregistered first, and not under a copy. */
+/* Claim: batches between a GPU and a store on ordinary shared memory go by registered chunks, or
+ * are staged; when the store or its segment goes, chunks are unregistered first, and nothing goes
+ * under a copy. */
 #include "device_rig.h"
 #include "rig.h"
+#include "transport/peer.h"
 
 #include <criterion/criterion.h>
+#include <sys/mman.h>
 
 #define NAME "127.0.0.1:1"
 #define CHUNK (4 * MIB)
@@ -102,14 +105,16 @@ Test(registered_peer, blocks_that_together_are_half_a_chunk, .timeout = 60) {
 
 Test(registered_peer, a_request_that_is_registered_in_part, .timeout = 60) {
     static unsigned char got[6 * MIB];
-    start(REGISTER ", \"register_max_bytes\": \"4M\", \"copy_engine\": \"kernel\"", FAKE_GOOD);
+    start(REGISTER ", \"register_max_bytes\": \"6M\", \"copy_engine\": \"kernel\"", FAKE_GOOD);
     submit_one(0x20, TP_OP_READ, 0, 6 * MIB);
     cr_assert_eq(rig_finish(0x20, NULL), TP_TASK_COMPLETED);
     cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, sizeof(got)), 0);
     cr_assert_eq(memcmp(got, store.memory, sizeof(got)), 0);
     cr_assert_eq(counted(TP_REGISTER_MISSES), 1);
     cr_assert_eq(counted(TP_REGISTRATIONS), 1);
-    cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
+    uint64_t staged = counted(TP_STAGED_BYTES); /* either chunk may have been the first */
+    cr_assert(staged == 2 * MIB || staged == 4 * MIB);
+    cr_assert_eq(counted(TP_KERNEL_BYTES), 6 * MIB);
     cr_assert_eq(rig_free(0x20), 0);
     fake_end(&store);
     cr_assert(becomes(TP_REGISTERED_BYTES, 0));
@@ -135,6 +140,109 @@ Test(registered_peer, but_not_under_a_copy, .timeout = 60) {
     cr_assert_eq(rig_finish(0x40, NULL), TP_TASK_FAILED, "its store is gone");
     cr_assert_eq(rig_free(0x40), 0);
     cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    fake_end(&store);
+    no_violation();
+}
+
+/* ---- what is not registered ---- */
+
+/* From here on, and slowly. */
+static void start_staged(enum fake_manner manner) {
+    setenv("FAKECUDA_DELAY_US", "30000", 1);
+    start(REGISTER ", \"copy_engine\": \"dma\"", manner);
+    cr_assert_eq(DRIVER(fakecuda_set_failures)("cuMemHostRegister:*=2"), 0);
+}
+
+static void check_read(uint64_t id) {
+    unsigned char *got = malloc(BYTES);
+    cr_assert_eq(rig_finish(id, NULL), TP_TASK_COMPLETED);
+    cr_assert_eq(rig_free(id), 0);
+    cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, BYTES), 0);
+    cr_assert_eq(memcmp(got, store.memory, BYTES), 0);
+    free(got);
+}
+
+Test(registered_peer, what_is_not_registered_is_staged, .timeout = 60) {
+    start_staged(FAKE_GOOD);
+    submit_one(0x80, TP_OP_READ, 0, BYTES);
+    check_read(0x80);
+    memset(store.memory, 0, BYTES);
+    submit_one(0x81, TP_OP_WRITE, 0, BYTES);
+    check_read(0x81);
+    cr_assert_eq(counted(TP_STAGED_BYTES), 2 * BYTES);
+    cr_assert_eq(counted(TP_LOCAL_READ_BYTES) + counted(TP_LOCAL_WRITE_BYTES), 2 * BYTES);
+    fake_end(&store);
+    no_violation();
+}
+
+static bool unmapped(const char *address) {
+    unsigned char resident;
+    for (uint64_t end = rig_ms() + 5000; rig_ms() < end; usleep(1000)) {
+        if (mincore((void *)((uintptr_t)address & ~UINT64_C(4095)), 1, &resident) != 0)
+            return true;
+    }
+    return false;
+}
+
+static char *mapped_address(void) {
+    struct tp_peer *peer = tp_peer_at(0);
+    void *there = NULL;
+    cr_assert_eq(tp_peer_route(peer, FAKE_BASE, 1, &there), TP_ROUTE_OK);
+    return there;
+}
+
+/* Its memory is mapped until the copies have ended, and not for longer. */
+static void check_killed(int opcode) {
+    start_staged(FAKE_GOOD);
+    char *address = mapped_address();
+    submit_one(0x90, opcode, 0, BYTES);
+    usleep(5000);
+    fake_kill(&store);
+    cr_assert_eq(rig_finish(0x90, NULL), TP_TASK_FAILED, "its store is gone");
+    cr_assert_eq(rig_free(0x90), 0);
+    cr_assert(unmapped(address));
+    cr_assert_eq(counted(TP_COPY_FAILED), 1);
+    fake_end(&store);
+    no_violation();
+}
+
+Test(registered_peer, a_store_that_is_killed_under_a_staged_put, .timeout = 60) {
+    check_killed(TP_OP_WRITE);
+}
+
+Test(registered_peer, a_store_that_is_killed_under_a_staged_get, .timeout = 60) {
+    check_killed(TP_OP_READ);
+}
+
+/* As a caller that has given up: the peer thread sees to the end. */
+Test(registered_peer, a_store_that_is_killed_and_nobody_polls, .timeout = 60) {
+    start_staged(FAKE_GOOD);
+    char *address = mapped_address();
+    submit_one(0x98, TP_OP_WRITE, 0, BYTES);
+    fake_kill(&store);
+    cr_assert(unmapped(address));
+    cr_assert_eq(rig_finish(0x98, NULL), TP_TASK_FAILED);
+    cr_assert_eq(rig_free(0x98), 0);
+    fake_end(&store);
+    no_violation();
+}
+
+Test(registered_peer, a_segment_that_is_withdrawn_under_staged_copies, .timeout = 60) {
+    start_staged(FAKE_GONE);
+    char *address = mapped_address();
+    uint64_t rounds = 0;
+    /* Again and again, until it is gone. */
+    for (uint64_t end = rig_ms() + 10000; rig_ms() < end; rounds++) {
+        struct rig_request r = rig_make(TP_OP_READ, gpu_at(0), 1, FAKE_BASE, BYTES);
+        struct tp_submit begun;
+        if (rig_begin(engine, 0xa0, 1, &r, 1, &begun) != TP_PLAN_ALL)
+            break;
+        tp_submit_commit(&begun);
+        check_read(0xa0);
+    }
+    cr_assert_geq(rounds, 2);
+    cr_assert(unmapped(address));
+    cr_assert_eq(counted(TP_STAGED_BYTES), rounds * BYTES);
     fake_end(&store);
     no_violation();
 }

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Claim: copies of a store's memory that is not registered go by way of pinned slots, each byte to
+ * its place; several slots are under way at once; what cannot be staged is copied as it is, and
+ * what fails is told as failed.
+ */
+#include "chunks_rig.h"
+
+#include <criterion/criterion.h>
+#include <sys/wait.h>
+
+#define CHUNK (4 * MIB)
+#define REGISTER "\"register_peer_memory\": true, \"register_ahead_chunks\": 0"
+#define NONE_REGISTERED "cuMemHostRegister:*=2"
+
+static CUdeviceptr gpu;
+
+static void fail_calls(const char *rules) {
+    cr_assert_eq(DRIVER(fakecuda_set_failures)(rules), 0);
+}
+
+static void begin(const char *settings, size_t gpu_bytes, const char *failures) {
+    load_driver(settings);
+    (void)use_device(0);
+    cr_assert_not_null(wait_gpu(0, 5000));
+    while (!tp_gpu_calibrated(tp_gpu_get(0)))
+        usleep(1000);
+    gpu = device_memory(gpu_bytes);
+    fail_calls(failures);
+}
+
+static void no_violation(void) {
+    cr_assert_eq(DRIVER(fakecuda_violations)(), 0, "%s", DRIVER(fakecuda_last_violation)());
+}
+
+static void end(struct mapped *mapped) {
+    tp_registrar_stop();
+    cr_assert_not(unmap_segment(mapped));
+    cr_assert_eq(counted(TP_REGISTERED_BYTES), 0);
+    tp_stage_stop();
+    no_violation();
+}
+
+/* Where the parts of a job lie: here in the GPU's memory, there in the store's. */
+struct part {
+    uint64_t here, there, bytes;
+};
+
+static void submit(struct tp_device_job *job, const struct mapped *mapped, bool to_device,
+                   const struct part *parts, unsigned count) {
+    struct tp_chunk_cursor cursor = {0};
+    uint8_t group = 0;
+    for (unsigned i = 0; i < count; i++) {
+        struct tp_chunk_copy copy = {.to_device = to_device,
+                                     .there = mapped->address + parts[i].there,
+                                     .here = (char *)(uintptr_t)(gpu + parts[i].here),
+                                     .bytes = parts[i].bytes,
+                                     .run_bytes = parts[i].bytes};
+        cr_assert_eq(tp_chunks_add(job, mapped->chunks, &cursor, &copy, &group), 0);
+    }
+    tp_device_start(job);
+}
+
+static enum tp_device_state run_parts(const struct mapped *mapped, bool to_device,
+                                      const struct part *parts, unsigned count) {
+    struct tp_device_job job = {0};
+    submit(&job, mapped, to_device, parts, count);
+    enum tp_device_state state = finish(&job);
+    tp_device_reset(&job);
+    tp_device_release(&job);
+    return state;
+}
+
+/* Put, then get elsewhere: all bytes, also those around. `parts` do not overlap. */
+static void check_parts(const struct mapped *mapped, uint64_t gpu_bytes, const struct part *parts,
+                        unsigned count, uint64_t seed) {
+    unsigned char *sent = malloc(gpu_bytes);
+    unsigned char *got = malloc(gpu_bytes);
+    unsigned char *want = malloc(mapped->message.map_bytes);
+    fill_random(sent, gpu_bytes, &seed);
+    memcpy(want, mapped->address, mapped->message.map_bytes);
+    cr_assert_eq(DRIVER(fakecuda_poke)(gpu, sent, gpu_bytes), 0);
+    cr_assert_eq(run_parts(mapped, false, parts, count), TP_DEVICE_DONE);
+    for (unsigned i = 0; i < count; i++)
+        memcpy(want + parts[i].there, sent + parts[i].here, parts[i].bytes);
+    cr_assert_eq(memcmp(mapped->address, want, mapped->message.map_bytes), 0, "put");
+    memset(sent, 0x5a, gpu_bytes);
+    cr_assert_eq(DRIVER(fakecuda_poke)(gpu, sent, gpu_bytes), 0);
+    cr_assert_eq(run_parts(mapped, true, parts, count), TP_DEVICE_DONE);
+    for (unsigned i = 0; i < count; i++)
+        memcpy(sent + parts[i].here, want + parts[i].there, parts[i].bytes);
+    cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, gpu_bytes), 0);
+    cr_assert_eq(memcmp(got, sent, gpu_bytes), 0, "get");
+    free(sent);
+    free(got);
+    free(want);
+}
+
+/* One object in blocks that lie the other way round in the GPU's memory. */
+static void check_blocks(const struct mapped *mapped, uint64_t start, uint64_t block,
+                         unsigned count) {
+    struct part *parts = calloc(count, sizeof(*parts));
+    for (unsigned i = 0; i < count; i++)
+        parts[i] = (struct part){(count - 1 - i) * block, start + i * block, block};
+    check_parts(mapped, count * block, parts, count, block + count);
+    free(parts);
+}
+
+/* ---- bytes ---- */
+
+static void check_all_kinds(struct mapped *mapped) {
+    check_blocks(mapped, 0, 3 * CHUNK, 1);
+    check_blocks(mapped, 4096, 16384, 700);
+    check_blocks(mapped, 12345, 1000003, 11);
+    check_blocks(mapped, 77, 999, 3000);
+    check_blocks(mapped, CHUNK - 1, 2, 2);
+    check_blocks(mapped, 5, 73728, 61);
+    check_blocks(mapped, 3, 1, 1);
+    check_blocks(mapped, MIB - 1, 1 * MIB + 1, 9);
+}
+
+Test(staging, blocks_of_all_kinds_by_kernel, .timeout = 60) {
+    begin(REGISTER ", \"copy_engine\": \"kernel\"", 3 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(5 * CHUNK, 10 * MIB, 4096);
+    check_all_kinds(mapped);
+    cr_assert_eq(counted(TP_DMA_BYTES), 0);
+    cr_assert_eq(counted(TP_STAGED_BYTES), counted(TP_KERNEL_BYTES));
+    cr_assert_eq(counted(TP_REGISTER_HITS), 0);
+    end(mapped);
+}
+
+Test(staging, blocks_of_all_kinds_by_copy_engine, .timeout = 60) {
+    begin(REGISTER ", \"copy_engine\": \"dma\"", 3 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(5 * CHUNK, 10 * MIB, 4096);
+    check_all_kinds(mapped);
+    cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
+    cr_assert_eq(counted(TP_STAGED_BYTES), counted(TP_DMA_BYTES));
+    end(mapped);
+}
+
+/* Some chunks are registered, some not: a request may lie in both. */
+Test(staging, at_a_quarter_of_the_working_set, .timeout = 60) {
+    begin(REGISTER ", \"register_max_bytes\": \"12M\", \"kernel_max_bytes\": 65536", 12 * CHUNK,
+          "");
+    struct mapped *mapped = map_segment(12 * CHUNK, 18 * MIB, 4096);
+    for (unsigned pass = 0; pass < 2; pass++) {
+        check_blocks(mapped, 0, 12 * MIB, 4);
+        check_blocks(mapped, pass * 111, 3 * MIB + 5, 15);
+        check_blocks(mapped, 16384, 16384, 3000);
+        cr_assert_leq(counted(TP_REGISTERED_BYTES) + counted(TP_STAGING_BYTES), 12 * MIB);
+    }
+    cr_assert_gt(counted(TP_REGISTER_HITS), 0);
+    cr_assert_gt(counted(TP_STAGED_BYTES), 300 * MIB);
+    cr_assert_lt(counted(TP_STAGED_BYTES), counted(TP_DMA_BYTES) + counted(TP_KERNEL_BYTES));
+    end(mapped);
+}
+
+static void check_limit(const char *limit, uint64_t bytes, bool staged) {
+    char settings[200];
+    snprintf(settings, sizeof(settings), REGISTER ", \"register_max_bytes\": %s", limit);
+    begin(settings, 3 * CHUNK, "");
+    struct mapped *mapped = map_segment(5 * CHUNK, 10 * MIB, 4096);
+    check_all_kinds(mapped);
+    cr_assert_leq(counted(TP_REGISTERED_BYTES) + counted(TP_STAGING_BYTES), bytes);
+    cr_assert_eq(counted(TP_STAGED_BYTES) > 0, staged, "%zu %zu %zu",
+                 (size_t)counted(TP_STAGED_BYTES), (size_t)counted(TP_STAGING_BYTES),
+                 (size_t)counted(TP_DMA_BYTES));
+    end(mapped);
+}
+
+Test(staging, a_limit_below_a_chunk, .timeout = 60) {
+    check_limit("\"3M\"", 3 * MIB, true);
+}
+
+Test(staging, a_limit_that_is_no_multiple_of_anything, .timeout = 60) {
+    check_limit("5242887", 5242887, true);
+}
+
+Test(staging, a_limit_below_a_slot, .timeout = 60) {
+    check_limit("65537", 65537, false);
+}
+
+Test(staging, nothing_is_staged_when_all_is_registered, .timeout = 60) {
+    begin(REGISTER, 5 * CHUNK, "");
+    struct mapped *mapped = map_segment(5 * CHUNK, 5 * CHUNK, 4096);
+    check_blocks(mapped, 0, 5 * CHUNK, 1);
+    for (uint64_t end_ms = rig_now_ms() + 5000;
+         counted(TP_REGISTERED_BYTES) < 5 * CHUNK && rig_now_ms() < end_ms;)
+        usleep(1000);
+    uint64_t staged = counted(TP_STAGED_BYTES);
+    check_blocks(mapped, 0, 5 * CHUNK, 1);
+    check_blocks(mapped, 77, 16384, 1000);
+    cr_assert_eq(counted(TP_STAGED_BYTES), staged);
+    end(mapped);
+}
+
+/* ---- the pipeline ---- */
+
+static uint64_t one_way_ms(const struct mapped *mapped, bool to_device) {
+    struct part all = {0, 0, 4 * CHUNK};
+    uint64_t start = rig_now_ms();
+    cr_assert_eq(run_parts(mapped, to_device, &all, 1), TP_DEVICE_DONE);
+    return rig_now_ms() - start;
+}
+
+/* 16 slots; the GPU begins each only after 200 ms. */
+Test(staging, slots_are_under_way_at_once, .timeout = 60) {
+    setenv("FAKECUDA_DELAY_US", "200000", 1);
+    begin(REGISTER ", \"copy_engine\": \"dma\"", 4 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(4 * CHUNK, 4 * CHUNK, 4096);
+    cr_assert_leq(one_way_ms(mapped, true), 16 * 200 / 2);
+    cr_assert_leq(one_way_ms(mapped, false), 16 * 200 / 2);
+    cr_assert_eq(counted(TP_STAGED_BYTES), 8 * CHUNK);
+    end(mapped);
+}
+
+/* Without any thread of the library's: whoever polls does it all. */
+Test(staging, pollers_do_without_threads, .timeout = 60) {
+    struct tp_device_job jobs[2] = {0};
+    struct part parts[2] = {{0, 0, 2 * CHUNK}, {2 * CHUNK, 2 * CHUNK, 2 * CHUNK}};
+    unsigned char *got = malloc(4 * CHUNK);
+    uint64_t seed = 3;
+    setenv("FAKECUDA_DELAY_US", "20000", 1);
+    begin(REGISTER, 4 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(4 * CHUNK, 4 * CHUNK, 4096);
+    fill_random((unsigned char *)mapped->address, 4 * CHUNK, &seed);
+    submit(&jobs[0], mapped, true, &parts[0], 1);
+    submit(&jobs[1], mapped, true, &parts[1], 1);
+    tp_stage_stop();
+    cr_assert_eq(finish(&jobs[1]), TP_DEVICE_DONE);
+    cr_assert_eq(finish(&jobs[0]), TP_DEVICE_DONE);
+    cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, 4 * CHUNK), 0);
+    cr_assert_eq(memcmp(got, mapped->address, 4 * CHUNK), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        tp_device_reset(&jobs[i]);
+        tp_device_release(&jobs[i]);
+    }
+    free(got);
+    end(mapped);
+}
+
+Test(staging, nobody_need_poll_for_the_bytes_to_come, .timeout = 60) {
+    struct tp_device_job job = {0};
+    struct part all = {0, 0, CHUNK};
+    begin(REGISTER, CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
+    submit(&job, mapped, false, &all, 1);
+    for (uint64_t end_ms = rig_now_ms() + 5000;
+         tp_device_look(&job, TP_DEVICE_GROUPS) == TP_DEVICE_RUNNING && rig_now_ms() < end_ms;)
+        usleep(1000);
+    cr_assert_eq(tp_device_look(&job, TP_DEVICE_GROUPS), TP_DEVICE_DONE);
+    tp_device_reset(&job);
+    tp_device_release(&job);
+    end(mapped);
+}
+
+Test(staging, a_child_of_a_fork_leaves_it_alone, .timeout = 60) {
+    struct tp_device_job job = {0};
+    struct part all = {0, 0, CHUNK};
+    setenv("FAKECUDA_DELAY_US", "50000", 1);
+    begin(REGISTER, CHUNK, NONE_REGISTERED);
+    tp_fork_guard();
+    struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
+    submit(&job, mapped, false, &all, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        tp_device_poll(&job);
+        _exit(tp_gpu_get(0) ? 1 : 0);
+    }
+    int status = 1;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    cr_assert_eq(finish(&job), TP_DEVICE_DONE);
+    tp_device_reset(&job);
+    tp_device_release(&job);
+    end(mapped);
+}
+
+/* ---- a driver that refuses ---- */
+
+/* No pinned memory at all: as without staging. */
+Test(staging_faults, no_pinned_memory, .timeout = 60) {
+    begin(REGISTER, 3 * CHUNK, NONE_REGISTERED ",cuMemHostAlloc:*=2");
+    struct mapped *mapped = map_segment(5 * CHUNK, 10 * MIB, 4096);
+    check_all_kinds(mapped);
+    cr_assert_eq(counted(TP_STAGED_BYTES) + counted(TP_STAGING_BYTES), 0);
+    end(mapped);
+}
+
+Test(staging_faults, pinned_memory_for_one_slot_each_way, .timeout = 60) {
+    begin(REGISTER, 3 * CHUNK,
+          NONE_REGISTERED ",cuMemHostAlloc:3=2,cuMemHostAlloc:4=2,cuMemHostAlloc:5=2,"
+                          "cuMemHostAlloc:6=2");
+    struct mapped *mapped = map_segment(5 * CHUNK, 10 * MIB, 4096);
+    check_all_kinds(mapped);
+    cr_assert_gt(counted(TP_STAGED_BYTES), 0);
+    end(mapped);
+}
+
+Test(staging_faults, no_event, .timeout = 60) {
+    begin(REGISTER, 3 * CHUNK, NONE_REGISTERED ",cuEventCreate:1=2,cuEventCreate:2=2");
+    struct mapped *mapped = map_segment(5 * CHUNK, 10 * MIB, 4096);
+    check_all_kinds(mapped);
+    end(mapped);
+}
+
+/* Each call in turn fails once, or always: success means the bytes, and there is an end. */
+static void check_fault(const char *engine, const char *rule, bool to_device,
+                        enum tp_device_state expected) {
+    char rules[200];
+    char settings[200];
+    struct part all = {0, 0, 4 * CHUNK};
+    unsigned char *got = malloc(4 * CHUNK);
+    uint64_t seed = 8;
+    snprintf(settings, sizeof(settings), REGISTER ", \"copy_engine\": \"%s\"", engine);
+    begin(settings, 4 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(4 * CHUNK, 4 * CHUNK, 4096);
+    cr_assert_eq(run_parts(mapped, to_device, &all, 1), TP_DEVICE_DONE);
+    fill_random((unsigned char *)mapped->address, 4 * CHUNK, &seed);
+    snprintf(rules, sizeof(rules), NONE_REGISTERED ",%s", rule);
+    fail_calls(rules);
+    enum tp_device_state state = run_parts(mapped, to_device, &all, 1);
+    cr_assert_eq(state, expected, "%s: %d", rule, (int)state);
+    if (state == TP_DEVICE_DONE) {
+        cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, 4 * CHUNK), 0);
+        cr_assert_eq(memcmp(got, mapped->address, 4 * CHUNK), 0);
+    }
+    free(got);
+    fail_calls("");
+    end(mapped);
+}
+
+Test(staging_faults, a_copy_that_is_refused_to_the_gpu, .timeout = 60) {
+    check_fault("dma", "cuMemcpyAsync:5=1", true, TP_DEVICE_FAILED);
+}
+
+Test(staging_faults, a_copy_that_is_refused_from_the_gpu, .timeout = 60) {
+    check_fault("dma", "cuMemcpyAsync:5=1", false, TP_DEVICE_FAILED);
+}
+
+Test(staging_faults, all_copies_are_refused, .timeout = 60) {
+    check_fault("dma", "cuMemcpyAsync:*=1", false, TP_DEVICE_FAILED);
+}
+
+/* The copies are waited for, and count. */
+Test(staging_faults, an_event_that_is_not_recorded, .timeout = 60) {
+    check_fault("auto", "cuEventRecord:2=1", true, TP_DEVICE_DONE);
+}
+
+Test(staging_faults, a_query_that_fails, .timeout = 60) {
+    check_fault("auto", "cuEventQuery:2=1", false, TP_DEVICE_DONE);
+}
+
+Test(staging_faults, a_lost_context, .timeout = 60) {
+    check_fault("dma", "cuEventQuery:*=700,cuStreamSynchronize:*=700,cuMemcpyAsync:3=700", false,
+                TP_DEVICE_FAILED);
+}
+
+Test(staging_faults, a_context_that_cannot_be_entered, .timeout = 60) {
+    check_fault("auto", "cuCtxPushCurrent:*=201", true, TP_DEVICE_FAILED);
+}
+
+Test(staging_faults, a_kernel_that_cannot_be_started, .timeout = 60) {
+    begin(REGISTER ", \"copy_engine\": \"kernel\"", 3 * CHUNK,
+          NONE_REGISTERED ",cuLaunchKernel:*=1");
+    struct mapped *mapped = map_segment(5 * CHUNK, 10 * MIB, 4096);
+    check_all_kinds(mapped);
+    cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
+    cr_assert_gt(counted(TP_STAGED_BYTES), 0);
+    end(mapped);
+}

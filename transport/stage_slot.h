@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside staging: the pinned slots of a GPU, and how copies lie in them.
+ *
+ * A GPU's slots serve both directions, which are rarely busy at once. They are taken up again last
+ * in, first out, so that few are in use when few will do, and those stay in the CPU's cache.
+ *
+ * It must not know: what waits and in which order slots are sent (staging.c), threads.
+ */
+#ifndef TIDEPOOL_STAGE_SLOT_H
+#define TIDEPOOL_STAGE_SLOT_H
+
+#include "env/cuda.h"
+#include "transport/copy_host.h"
+#include "transport/stage.h"
+
+/* Owned by whoever took it. */
+struct tp_slot {
+    struct tp_slot *next;
+    char *data;             /* pinned */
+    struct tp_copy_op *ops; /* pinned: for tp_slot_list */
+    uint64_t *scratch;      /* for tp_gpu_send_staged */
+    tp_cu_event event;
+    struct tp_stage_piece *pieces; /* a list, in the order in which they lie there */
+    uint32_t bytes, op_count;      /* of all pieces */
+};
+
+/* This GPU is going to be used: keep room for its slots within register_max_bytes. Once. */
+void tp_slots_prepare(struct tp_gpu *gpu);
+
+/* An unused slot, or a new one: that calls the driver and takes a millisecond. NULL: all are in
+ * use, or there is no pinned memory to be had (asked again after a while). Any thread, no lock
+ * held. */
+struct tp_slot *tp_slot_take(struct tp_gpu *gpu);
+void tp_slot_give(struct tp_gpu *gpu, struct tp_slot *slot);
+
+/* Has the GPU any slot? / Would tp_slot_take have one now? Hints, one load each. */
+bool tp_slots_made(const struct tp_gpu *gpu);
+bool tp_slots_free(const struct tp_gpu *gpu);
+
+/* Does the piece go into the slot beside what is there? `most`: bytes that it shall take. */
+bool tp_slot_fits(const struct tp_slot *slot, const struct tp_stage_piece *piece, uint64_t most);
+
+/* Copy between the slot and the host's memory: all its pieces. */
+void tp_slot_copy(const struct tp_slot *slot, bool to_device);
+
+/* List the copies between the slot and the GPU's memory in slot->ops, none larger than `most`.
+ * Returns their number. */
+uint32_t tp_slot_list(struct tp_slot *slot, bool to_device, size_t most);
+
+/* A copy for the kernel is at most a warp's share. */
+#define TP_SLOT_CUT_BYTES ((size_t)16 << 10)
+
+#endif
