@@ -183,6 +183,13 @@ unsigned tp_host_cpus(void);
  */
 int tp_host_memory_available(uint64_t *ret_bytes);
 
+/*
+ * ftruncate(2), but never the signal: a size beyond RLIMIT_FSIZE is -EFBIG here, where the kernel
+ * sends SIGXFSZ too, for memfds as well (inode_newsize_ok in fs/attr.c), which ends a process that
+ * does not expect it. 0 or -errno. Any thread.
+ */
+int tp_host_resize(int fd, uint64_t bytes);
+
 /* Inode of this process's network namespace, 0 when it cannot be read. Two loopback names agree
  * only within one. */
 uint64_t tp_host_netns(void);

@@ -27,9 +27,14 @@ int tp_host_identity(bool boot_id_only, char ret_identity[static 96]) {
         return rc;
     if (!boot_id[0])
         return -ENODATA;
-    if (boot_id_only || tp_host_read_text("/etc/machine-id", machine_id, sizeof(machine_id)) < 0)
-        machine_id[0] = '\0';
+    if (!boot_id_only)
+        rc = tp_host_read_text("/etc/machine-id", machine_id, sizeof(machine_id));
+    /* One that is there and could not be read would make this another host. */
+    if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
+        return rc;
     /* Without a machine-id TENT's form is the boot_id alone; containers often have none. */
+    if (boot_id_only || rc < 0)
+        machine_id[0] = '\0';
     tp_text_format(ret_identity, 96, "%s%s%s", boot_id, machine_id[0] ? ":" : "", machine_id);
     return 0;
 }

@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #define MAX_CPUS 65536
 
@@ -295,4 +297,16 @@ int tp_host_memory_available(uint64_t *ret_bytes) {
     each_level("/sys/fs/cgroup/memory", "memory", read_memory_limit, &room);
     *ret_bytes = room;
     return 0;
+}
+
+/* ---- sizes of files
+ * -----------------------------------------------------------------------------------------------
+ */
+
+int tp_host_resize(int fd, uint64_t bytes) {
+    struct rlimit limit;
+
+    if (bytes > INT64_MAX || getrlimit(RLIMIT_FSIZE, &limit) != 0 || bytes > limit.rlim_cur)
+        return -EFBIG;
+    return ftruncate(fd, (off_t)bytes) == 0 ? 0 : -errno;
 }

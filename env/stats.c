@@ -209,8 +209,10 @@ static int make_memfd(void) {
 }
 
 static int write_page(int fd) {
-    if (ftruncate(fd, MAP_BYTES) != 0)
-        return -errno;
+    int rc = tp_host_resize(fd, MAP_BYTES);
+
+    if (rc < 0)
+        return rc;
     for (size_t done = 0; done < MAP_BYTES;) {
         ssize_t put = pwrite(fd, own_space.bytes + done, MAP_BYTES - done, (off_t)done);
 

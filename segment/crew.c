@@ -123,10 +123,26 @@ static void init_job(struct job *job, const struct tp_crew_work *work) {
     pthread_condattr_destroy(&attributes);
 }
 
+/* No thread can be started. */
+static int run_here(struct job *job, int error) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    struct tp_thread_policy policy;
+    if (!tp_placement_keep_thread(job->work->placement, &policy))
+        return -EAGAIN;
+    tp_log_once(&said, TP_LOG_WARN,
+                "no thread can be started to make a segment: %s (ulimit -u, the cgroup's "
+                "pids.max); the caller's makes it",
+                strerror(-error));
+    run_numbers(job);
+    tp_placement_put_back_thread(&policy);
+    return atomic_load(&job->error);
+}
+
 int tp_crew_run(const struct tp_crew_work *work) {
     pthread_t threads[MAX_THREADS];
     struct job job;
     unsigned started = 0;
+    int error = 0;
     init_job(&job, work);
     unsigned wanted = tp_host_cpus();
     if (wanted > MAX_THREADS)
@@ -137,7 +153,8 @@ int tp_crew_run(const struct tp_crew_work *work) {
         pthread_mutex_lock(&job.lock);
         job.running++;
         pthread_mutex_unlock(&job.lock);
-        if (tp_thread_start("tidepool-fill", worker, &job, &threads[started]) < 0) {
+        error = tp_thread_start("tidepool-fill", worker, &job, &threads[started]);
+        if (error < 0) {
             pthread_mutex_lock(&job.lock);
             job.running--;
             pthread_mutex_unlock(&job.lock);
@@ -147,9 +164,7 @@ int tp_crew_run(const struct tp_crew_work *work) {
     watch(&job);
     for (unsigned i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
-    int result = atomic_load(&job.error);
-    if (result == 0 && started == 0)
-        result = -EAGAIN; /* no thread: a caller's thread must not get another memory policy */
+    int result = started > 0 ? atomic_load(&job.error) : run_here(&job, error);
     pthread_cond_destroy(&job.ended);
     pthread_mutex_destroy(&job.lock);
     return result;

@@ -19,7 +19,8 @@ struct tp_crew_work {
 
 /*
  * Run all of it in threads of the library and wait for the end. 0, or the first error: numbers that
- * had not begun by then are left out. Never runs anything in the calling thread.
+ * had not begun by then are left out. When no thread can be started, the calling one does it all
+ * and keeps its memory policy; -EAGAIN when it could not keep it.
  */
 int tp_crew_run(const struct tp_crew_work *work);
 

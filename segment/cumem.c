@@ -258,8 +258,9 @@ static int make_pieces(struct build *build) {
                                 .arg = build};
     int result = tp_crew_run(&work);
     if (result == -EAGAIN)
-        tp_log_once(&build->said, TP_LOG_ERROR,
-                    "no thread can be started to make a segment (ulimit -u?)");
+        tp_log_once(
+            &build->said, TP_LOG_ERROR,
+            "no thread can be started to make a segment (ulimit -u, the cgroup's pids.max)");
     return result;
 }
 

@@ -191,8 +191,8 @@ static int files_create(struct tp_backing *backing, uint64_t bytes, int *ret_fd)
         fd = -errno;
     if (fd < 0)
         return fd;
-    if (ftruncate(fd, (off_t)bytes) < 0) {
-        int result = -errno;
+    int result = tp_host_resize(fd, bytes);
+    if (result < 0) {
         close(fd);
         return result;
     }

@@ -100,9 +100,10 @@ static int memfd_create_piece(struct tp_backing *backing, uint64_t bytes, int *r
      * The size is final before anyone can see the piece: a reader needs no guard against SIGBUS.
      * F_SEAL_SEAL so that no reader can add F_SEAL_WRITE, which would stop the store itself.
      */
-    if (ftruncate(fd, (off_t)bytes) < 0 ||
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
-        int result = -errno;
+    int result = tp_host_resize(fd, bytes);
+    if (result == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        result = -errno;
+    if (result < 0) {
         close(fd);
         return result;
     }

@@ -164,8 +164,8 @@ static int reserve_staging(struct build *build) {
         mmap(NULL, bytes + unit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED) {
         int result = -errno;
-        tp_log(TP_LOG_ERROR, "no address space for a segment of %" PRIu64 " MiB: %s", bytes >> 20,
-               strerror(-result));
+        tp_log(TP_LOG_ERROR, "no address space for a segment of %" PRIu64 " MiB: %s (ulimit -v)",
+               bytes >> 20, strerror(-result));
         return result;
     }
     uint64_t skip = ((uintptr_t)build->pieces.base - (uintptr_t)start) % unit;
@@ -176,6 +176,20 @@ static int reserve_staging(struct build *build) {
         (void)munmap(start, skip);
     (void)munmap(build->staging + bytes, unit - skip);
     return 0;
+}
+
+static const char *remedy(int error) {
+    switch (error) {
+    case -EFBIG:
+        return " (ulimit -f; or smaller pieces, MC_STORE_CUMEM_PIECE_BYTES)";
+    case -EMFILE:
+    case -ENFILE:
+        return " (ulimit -n)";
+    case -ENOMEM:
+        return " (ulimit -v)";
+    default:
+        return "";
+    }
 }
 
 static int create_piece(struct build *build, uint32_t index) {
@@ -191,8 +205,9 @@ static int create_piece(struct build *build, uint32_t index) {
     }
     if (result < 0) {
         tp_log(TP_LOG_ERROR,
-               "cannot make piece %" PRIu32 " of %" PRIu32 " (%" PRIu64 " MiB, %s): %s", index,
-               build->pieces.count, bytes >> 20, build->backing.detail, strerror(-result));
+               "cannot make piece %" PRIu32 " of %" PRIu32 " (%" PRIu64 " MiB, %s): %s%s", index,
+               build->pieces.count, bytes >> 20, build->backing.detail, strerror(-result),
+               remedy(result));
         return result;
     }
     if (build->backing.advise_thp)
@@ -213,6 +228,9 @@ static void say_unfilled(const struct build *build, int error) {
                "smaller",
                pieces->bytes / pieces->page_bytes, pieces->page_bytes >> 10, build->backing.detail,
                strerror(-error), pool.free);
+    else if (error == -EAGAIN)
+        tp_log(TP_LOG_ERROR,
+               "no thread can be started to make a segment (ulimit -u, the cgroup's pids.max)");
     else
         tp_log(TP_LOG_ERROR,
                "cannot populate a segment of %" PRIu64

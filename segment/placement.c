@@ -21,6 +21,8 @@
 struct node_mask {
     unsigned long words[MASK_BITS / WORD_BITS];
 };
+_Static_assert(sizeof(struct node_mask) == sizeof((struct tp_thread_policy *)0)->nodes,
+               "a thread's policy has room for every node");
 
 void tp_placement_choose(const struct tp_config *config, struct tp_placement *ret_placement) {
     *ret_placement = (struct tp_placement){.chosen = config->store.node_count > 0, .strict = true};
@@ -129,4 +131,19 @@ void tp_placement_bind_thread(const struct tp_placement *placement, uint32_t pie
         return;
     set_node(&mask, tp_placement_node(placement, piece));
     (void)syscall(SYS_set_mempolicy, mode_of(placement), mask.words, MASK_BITS + 1);
+}
+
+bool tp_placement_keep_thread(const struct tp_placement *placement,
+                              struct tp_thread_policy *ret_policy) {
+    struct tp_thread_policy policy = {.kept = !nothing_to_choose(placement)};
+    if (policy.kept &&
+        syscall(SYS_get_mempolicy, &policy.mode, policy.nodes, MASK_BITS + 1, NULL, 0) != 0)
+        return false;
+    *ret_policy = policy;
+    return true;
+}
+
+void tp_placement_put_back_thread(const struct tp_thread_policy *policy) {
+    if (policy->kept)
+        (void)syscall(SYS_set_mempolicy, policy->mode, policy->nodes, MASK_BITS + 1);
 }

@@ -97,7 +97,20 @@ static void drain_wakes(void) {
 /* ---- the thread
  * ---------------------------------------------------------------------------------- */
 
+/* fds and memory run out and come back. */
+static void learn_identity(struct loop *loop) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    int error = tp_host_identity(server.config->boot_id_only, loop->facts.identity);
+    if (error < 0)
+        tp_log_once(&said, TP_LOG_WARN,
+                    "cannot tell which host this is: %s; engines use Mooncake's transport until it "
+                    "can be told",
+                    strerror(-error));
+}
+
 static void refresh_facts(struct loop *loop) {
+    if (loop->facts.identity[0] == 0)
+        learn_identity(loop);
     pthread_mutex_lock(&server.lock);
     loop->facts.config = server.config;
     loop->facts.roles = (server.entries[STORE].open ? TP_ROLE_STORE : 0u) |
@@ -311,8 +324,6 @@ static void init_loop(struct loop *loop) {
     refresh_facts(loop);
     memcpy(loop->facts.instance, server.instance, sizeof loop->facts.instance);
     loop->facts.netns = tp_host_netns();
-    if (tp_host_identity(loop->facts.config->boot_id_only, loop->facts.identity) < 0)
-        loop->facts.identity[0] = 0;
 }
 
 static void *run(void *arg) {
@@ -378,8 +389,21 @@ static int choose_instance(void) {
     return memcmp(server.instance, none, sizeof none) == 0 ? tp_random_id(server.instance) : 0;
 }
 
+static const char *remedy(int error) {
+    if (error == -EAGAIN)
+        return " (ulimit -u, the cgroup's pids.max)";
+    return error == -EMFILE || error == -ENFILE ? " (ulimit -n)" : "";
+}
+
+/* An engine's server is there for `tidepool status` alone. */
+static void say_not_started(bool store, int error) {
+    tp_log(store ? TP_LOG_ERROR : TP_LOG_WARN, "cannot start the server thread: %s%s%s",
+           strerror(-error), remedy(error),
+           store ? "" : "; transfers work, but tidepool status does not show us");
+}
+
 /* Under control_lock. The thread runs before there is anything to listen on. */
-static int start_thread(const struct tp_config *config) {
+static int start_thread(bool store, const struct tp_config *config) {
     if (server.running)
         return 0;
     tp_fork_guard();
@@ -391,7 +415,7 @@ static int start_thread(const struct tp_config *config) {
     if (result == 0)
         result = tp_thread_start("tidepool-server", run, NULL, &server.thread);
     if (result < 0) {
-        tp_log(TP_LOG_ERROR, "cannot start the server thread: %s", strerror(-result));
+        say_not_started(store, result);
         close_loop_fds();
         return result;
     }
@@ -404,7 +428,9 @@ static int make_entry(unsigned which, const struct tp_config *config, struct tp_
     char error[512] = "";
     int dir_fd = tp_host_open_dir(path, true, config, error, sizeof error);
     if (dir_fd < 0) {
-        tp_log(TP_LOG_ERROR, "%s", error);
+        bool store = which == STORE;
+        tp_log(store ? TP_LOG_ERROR : TP_LOG_WARN, "%s%s", error,
+               store ? "" : "; tidepool status does not show us");
         return dir_fd;
     }
     unsigned swept = tp_server_sweep(dir_fd);
@@ -439,7 +465,7 @@ int tp_server_start(bool store, const struct tp_config *config) {
     if (tp_inert())
         return -ECHILD;
     pthread_mutex_lock(&server.control_lock);
-    int result = start_thread(config);
+    int result = start_thread(store, config);
     if (result == 0 && !server.entries[which].open)
         result = add_entry(which, config);
     pthread_mutex_unlock(&server.control_lock);

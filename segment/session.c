@@ -115,8 +115,9 @@ static int attach(struct tp_session *session, const struct tp_msg_hello *hello,
                   const struct tp_server_facts *facts, bool full) {
     if ((facts->roles & TP_ROLE_STORE) == 0)
         return refuse(session, TP_REFUSED_ROLE, "this process shares no segments");
-    /* An identity that could not be read equals nobody's. */
-    if (facts->identity[0] == 0 || strcmp(hello->identity, facts->identity) != 0)
+    if (facts->identity[0] == 0) /* not to be read for now: the engine comes again */
+        return -EBUSY;
+    if (strcmp(hello->identity, facts->identity) != 0)
         return refuse_identity(session, hello, facts);
     if (full)
         return refuse(session, TP_REFUSED_FULL, "this store has as many clients as it takes");

@@ -396,12 +396,22 @@ static void start_threads(unsigned threads) {
     unsigned cpus = tp_host_cpus();
     unsigned count = pool_threads(threads ? threads : pool.wanted, cpus);
     pool.may_spin = cpus > 1;
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    int error = 0;
     atomic_store(&pool.stop, false);
-    /* A thread that cannot be started is no error: whoever polls does its part. */
-    while (pool.thread_count < count &&
-           tp_thread_start("tp-copy", work, NULL, &pool.threads[pool.thread_count]) == 0)
-        pool.thread_count++;
-    atomic_store(&pool.state, POOL_ON);
+    while (pool.thread_count < count && error == 0) {
+        error = tp_thread_start("tp-copy", work, NULL, &pool.threads[pool.thread_count]);
+        pool.thread_count += error == 0;
+    }
+    if (error)
+        tp_log_once(
+            &said, TP_LOG_WARN,
+            "%u of %u threads that copy could be started: %s (ulimit -u, the cgroup's pids.max); "
+            "%s",
+            pool.thread_count, count, strerror(-error),
+            pool.thread_count ? "copies take longer" : "callers copy by themselves");
+    /* Without any, a job in the queue would depend on polls that may not come. */
+    atomic_store(&pool.state, pool.thread_count ? POOL_ON : POOL_STOPPED);
 }
 
 void tp_copy_pool_size(unsigned threads) {

@@ -18,6 +18,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
 #include "env/cuda.h"
 #include "env/env.h"
@@ -26,7 +28,8 @@
 #include "transport/gather_ptx.h"
 #include "transport/staging.h"
 
-#define STREAMS 2 /* the end of one list overlaps the start of the next */
+#define RETRY_MS 1000 /* threads run out and come back */
+#define STREAMS 2     /* the end of one list overlaps the start of the next */
 #define KERNEL_THREADS 512
 #define KERNEL_BLOCKS                                                                              \
     4 /* fill the link from 4 KiB up (50 of 51 GB/s); leave the GPU to its owner */
@@ -59,6 +62,7 @@ enum gpu_state { GPU_IDLE, GPU_BEGUN, GPU_REFUSED };
 static struct {
     _Atomic(struct tp_gpu *) gpu; /* NULL until it is ready */
     _Atomic int state;            /* enum gpu_state: BEGUN also when ready */
+    _Atomic uint64_t next_try_ms; /* CLOCK_MONOTONIC; 0: no thread was ever missing */
 } gpus[TP_DEVICES];
 
 /* The context of one call: pushed, in the relaxed capture mode. */
@@ -186,10 +190,32 @@ static void *run_make(void *arg) {
     return NULL;
 }
 
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static bool is_due(int device) {
+    uint64_t next = atomic_load_explicit(&gpus[device].next_try_ms, memory_order_relaxed);
+    return next == 0 || now_ms() >= next;
+}
+
+static void no_thread(int device, int error) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    atomic_store(&gpus[device].next_try_ms, now_ms() + RETRY_MS);
+    atomic_store(&gpus[device].state, GPU_IDLE);
+    tp_log_once(&said, TP_LOG_WARN,
+                "GPU %d: no thread can be started to make it ready: %s (ulimit -u, the cgroup's "
+                "pids.max); its transfers are left to Mooncake until one can",
+                device, strerror(-error));
+}
+
 void tp_gpu_prepare(int device) {
     if (device < 0 || device >= TP_DEVICES || tp_inert() ||
         atomic_load_explicit(&gpus[device].state, memory_order_relaxed) != GPU_IDLE ||
-        !tp_cuda_has(TP_CUDA_COPY) || !primary_active(tp_cuda(false, NULL), device))
+        !is_due(device) || !tp_cuda_has(TP_CUDA_COPY) ||
+        !primary_active(tp_cuda(false, NULL), device))
         return;
     int idle = GPU_IDLE;
     if (!atomic_compare_exchange_strong(&gpus[device].state, &idle, GPU_BEGUN))
@@ -197,15 +223,10 @@ void tp_gpu_prepare(int device) {
     pthread_t thread;
     int rc = tp_thread_start_deep("tidepool-gpu", MAKE_STACK_BYTES, run_make,
                                   (void *)(intptr_t)device, &thread);
-    if (rc == 0) {
+    if (rc == 0)
         pthread_detach(thread);
-        return;
-    }
-    atomic_store(&gpus[device].state, GPU_REFUSED);
-    tp_log(TP_LOG_WARN,
-           "GPU %d: no thread can be started to make it ready (error %d); its transfers are left "
-           "to Mooncake",
-           device, -rc);
+    else
+        no_thread(device, rc);
 }
 
 struct tp_gpu *tp_gpu_get(int device) {

@@ -11,6 +11,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -85,7 +86,7 @@ static void piece_failed(struct tp_peer *peer, struct tp_peer_segment *segment, 
 }
 
 static void ask_anew(struct tp_peer_segment *segment) {
-    if (is_cumem(segment) && !segment->reserved)
+    if (!segment->reserved)
         segment->reserved_bytes = 0;
     for (uint32_t i = 0; i < segment->message.piece_count; i++) {
         if (segment->stages[i] == TP_PIECE_FAILED)
@@ -107,23 +108,35 @@ void tp_import_retry(struct tp_peer *peer, uint64_t now_ms) {
     }
 }
 
+/* Hugetlb files can be mapped only at multiples of their page; ordinary memory gets huge pages only
+ * at multiples of 2 MiB. */
+static uint64_t alignment(const struct tp_msg_segment *message) {
+    return message->page_bytes > HUGE_BYTES ? message->page_bytes : HUGE_BYTES;
+}
+
 /* Addresses for memory that is mmapped. */
-static int reserve(struct tp_peer_segment *segment, uint64_t align) {
+static bool reserve(struct tp_peer_segment *segment) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    uint64_t align = alignment(&segment->message);
     segment->reserved_bytes = segment->message.map_bytes + align;
     void *reserved = mmap(NULL, segment->reserved_bytes, PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (reserved == MAP_FAILED)
-        return -errno;
+    if (reserved == MAP_FAILED) {
+        tp_log_once(&said, TP_LOG_WARN,
+                    "no addresses for a store's segment of %" PRIu64
+                    " MiB: %s (ulimit -v); requests to it are left to Mooncake, and it is tried "
+                    "again",
+                    segment->message.map_bytes >> 20, strerror(errno));
+        return false;
+    }
     segment->reserved = reserved;
     segment->address = (char *)(((uintptr_t)reserved + align - 1) & ~(uintptr_t)(align - 1));
-    return 0;
+    segment->chunks = tp_chunks_new(segment->address, &segment->message, segment->mapped);
+    return true;
 }
 
-int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segment *message) {
-    /* Hugetlb files can be mapped only at multiples of their page; ordinary memory gets huge pages
-     * only at multiples of 2 MiB. */
-    uint64_t align = message->page_bytes > HUGE_BYTES ? message->page_bytes : HUGE_BYTES;
-    if (message->map_bytes > RESERVE_LIMIT || align > RESERVE_LIMIT)
+int tp_import_begin(struct tp_peer_segment *segment, const struct tp_msg_segment *message) {
+    if (message->map_bytes > RESERVE_LIMIT || alignment(message) > RESERVE_LIMIT)
         return -E2BIG;
     segment->message = *message;
     segment->next_piece = 0;
@@ -139,17 +152,11 @@ int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segme
     segment->missed = calloc(count, sizeof(*segment->missed));
     segment->stages = calloc(count, sizeof(*segment->stages));
     segment->opened = is_cumem(segment) ? calloc(count, sizeof(*segment->opened)) : NULL;
-    int error = 0;
-    if (!segment->mapped || !segment->missed || !segment->stages ||
-        (is_cumem(segment) && !segment->opened))
-        error = -ENOMEM;
-    else if (!is_cumem(segment))
-        error = reserve(segment, align);
-    if (error)
-        segment_free(segment);
-    else if (!is_cumem(segment))
-        segment->chunks = tp_chunks_new(segment->address, message, segment->mapped);
-    return error;
+    if (segment->mapped && segment->missed && segment->stages &&
+        (!is_cumem(segment) || segment->opened))
+        return 0;
+    segment_free(segment);
+    return -ENOMEM;
 }
 
 /* The GPUs that shall reach every piece: those in use, and those that requests came from. */
@@ -162,9 +169,19 @@ static void look_for_devices(struct tp_peer *peer) {
     peer->opening = opening;
 }
 
+static bool mmap_ready(struct tp_peer *peer, struct tp_peer_segment *segment) {
+    if (segment->reserved)
+        return true;
+    if (segment->reserved_bytes) /* it failed, and the time for the next try has not come */
+        return false;
+    if (!reserve(segment))
+        retry_later(peer);
+    return segment->reserved;
+}
+
 bool tp_import_ready(struct tp_peer *peer, struct tp_peer_segment *segment) {
     if (!is_cumem(segment))
-        return true;
+        return mmap_ready(peer, segment);
     if (segment->reserved) {
         look_for_devices(peer);
         return true;

@@ -197,6 +197,15 @@ static bool rename_allowed(struct tp_link *link) {
     return ++link->renames <= RENAMES;
 }
 
+/* The store is not to blame, and is connected to again. */
+static enum tp_link_end out_of_memory(void) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    tp_log_once(&said, TP_LOG_WARN,
+                "no memory to attach to a store: its transfers are left to Mooncake, and it is "
+                "tried again");
+    return TP_LINK_SILENT;
+}
+
 static enum tp_link_end named(struct tp_link *link, const char *text,
                               const struct tp_link_self *self) {
     if (text[0] == 0 || (link->name && strcmp(text, link->name->text) == 0))
@@ -204,8 +213,8 @@ static enum tp_link_end named(struct tp_link *link, const char *text,
     if (!rename_allowed(link))
         return TP_LINK_BROKEN;
     struct tp_name *name = tp_name_intern(text, strnlen(text, TP_NAME_BYTES + 1));
-    if (!name)
-        return TP_LINK_BROKEN;
+    if (!name) /* slashes alone are no name */
+        return text[strspn(text, "/")] ? out_of_memory() : TP_LINK_BROKEN;
     if (name == link->name)
         return TP_LINK_LIVES;
     if (is_loopback(name->text) && (self->netns == 0 || link->netns != self->netns)) {
@@ -262,14 +271,15 @@ static enum tp_link_end segment_added(struct tp_link *link, const struct tp_msg_
     if (i == TP_WIRE_MAX_SEGMENTS)
         return TP_LINK_BROKEN;
     struct tp_peer_segment *segment = &link->peer->segments[i];
-    int error = tp_import_reserve(segment, message);
+    int error = tp_import_begin(segment, message);
+    if (error == -ENOMEM)
+        return out_of_memory();
     if (error) {
         static atomic_flag said = ATOMIC_FLAG_INIT;
-        tp_log_once(
-            &said, TP_LOG_WARN,
-            "no addresses for a store's segment of %llu bytes: %s (ulimit -v); its transfers are "
-            "left to Mooncake",
-            (unsigned long long)message->map_bytes, strerror(-error));
+        tp_log_once(&said, TP_LOG_WARN,
+                    "a store's segment of %llu bytes is larger than what is mapped: its transfers "
+                    "are left to Mooncake",
+                    (unsigned long long)message->map_bytes);
         return TP_LINK_LIVES;
     }
     atomic_store(&segment->state, TP_SEGMENT_LIVE);

@@ -46,8 +46,7 @@ struct tp_peer_segment {
     _Atomic uint32_t *missed;     /* one a piece: its ticket, 0: none */
     _Atomic uint64_t *opened;     /* CUDA memory, one a piece: GPUs that may reach it, a bit each */
     _Atomic uint64_t open_to_all; /* GPUs that may reach every piece */
-    char *_Atomic
-        address; /* where the store's `base` lies here; NULL: CUDA memory, and no CUDA yet */
+    char *_Atomic address;        /* where the store's `base` lies here; NULL: nowhere yet */
     struct tp_msg_segment message;
     struct tp_chunks *_Atomic chunks; /* registered with CUDA or to be (registrar.h); NULL: never */
 
@@ -92,8 +91,9 @@ void tp_peer_kill(struct tp_peer *peer);
 
 /* ---- import.c: the mappings of a segment; the peer thread only ---- */
 
-/* Reserve addresses for a checked segment in an empty entry. 0 or -errno with one line logged. */
-int tp_import_reserve(struct tp_peer_segment *segment, const struct tp_msg_segment *message);
+/* Put a checked segment into an empty entry. Its addresses come later (tp_import_ready). 0,
+ * -ENOMEM, or -E2BIG: larger than what is mapped. */
+int tp_import_begin(struct tp_peer_segment *segment, const struct tp_msg_segment *message);
 
 /*
  * Map piece `index` from `fd` (which stays the caller's): at once, or for CUDA memory by an import
@@ -131,9 +131,10 @@ bool tp_import_open(struct tp_peer *peer, struct tp_peer_segment *segment, bool 
 bool tp_import_prefault(struct tp_peer_segment *segment);
 
 /*
- * May pieces of this segment be asked for? CUDA memory waits until the process has initialised
- * CUDA, or until a request has missed a piece: then CUDA is initialised here. Looks which GPUs the
- * process uses.
+ * May pieces of this segment be asked for? Not before there are addresses for it, for which this
+ * looks, and looks again later where there were none. CUDA memory waits until the process has
+ * initialised CUDA, or until a request has missed a piece: then CUDA is initialised here. Looks
+ * which GPUs the process uses.
  */
 bool tp_import_ready(struct tp_peer *peer, struct tp_peer_segment *segment);
 

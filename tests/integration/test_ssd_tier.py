@@ -14,6 +14,7 @@ from harness.cluster import MIB
 pytestmark = pytest.mark.stores
 
 MASTER = ("-enable_offload=true", "-default_kv_lease_ttl=200", "-eviction_high_watermark_ratio=0.5", "-eviction_ratio=0.3")
+INVALID_PARAMS = -600
 SEGMENT, BUFFER, SIZE, COUNT = 64 * MIB, 48 * MIB, MIB + 4097, 16
 OLD = [f"old{index}" for index in range(COUNT)]
 WAYS = ["get", "get_into", "batch_get_into", "batch_get_into_multi_buffers", "get_buffer"]
@@ -94,8 +95,11 @@ def test_what_was_evicted_comes_back_the_short_way(cluster, disk, mode):
         if not cluster.stock:
             status.until_attached(cluster.directory, engine)
             assert sizes_of(cluster, store) == [BUFFER, SEGMENT]
-        # Up to 0.3.13 Mooncake answers ranges of such objects with -600.
         read_back(cluster, engine, WAYS + (["get_into_ranges"] if cluster.wheel.name == "cuda13" else []))
+        if cluster.wheel.name == "cpu":
+            # Up to 0.3.13 Mooncake refuses ranges of such objects by itself: the same with --stock.
+            got = engine.call(actions.read_keys, keys=OLD, sizes=[SIZE] * COUNT, seed=1, way="get_into_ranges")
+            assert got["results"] == [INVALID_PARAMS] * COUNT
         assert (engine.call(actions.close), store.call(actions.close)) == (0, 0)
         assert (engine.finish(), store.finish()) == (0, 0)
         cluster.assert_no_rule_broken()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `meson install` puts where is found from there, under any prefix."""
 
+import glob
 import shutil
 import subprocess
 
@@ -22,6 +23,11 @@ def test_an_installed_tool_finds_the_installed_library(tmp_path):
     assert f"export LD_PRELOAD={library}\n" in result.stdout
     stubs = library.parent / "tidepool" / "stubs"
     assert sorted(path.name for path in stubs.rglob("*.so*")) == ["libcuda.so.1", "libcudart.so.12", "libcudart.so.13"]
+    # For images that lack it: a copy beside the library is found before the system's.
+    (jansson,) = glob.glob("/usr/lib/*/libjansson.so.4")[:1]
+    beside = shutil.copy(jansson, library.parent)
+    trace = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": str(library), "PATH": "/usr/bin:/bin"}
+    assert beside in subprocess.run(["/bin/true"], env=trace, capture_output=True, text=True).stdout
     result = tidepool("run", "--store", tmp_path / "shared", "--print", tool=tool, MC_TENT_PLATFORM="cpu")
     assert result.returncode == 0 and result.stderr == ""
     missing = [path for path in result.stdout.partition("LD_LIBRARY_PATH=")[2].partition("\n")[0].split(":") if path]

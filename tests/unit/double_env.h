@@ -12,6 +12,8 @@
 
 extern unsigned double_cpus;         /* default 2 */
 extern unsigned double_threads_left; /* how many tp_thread_start calls succeed; default many */
+extern bool double_threads_idle;     /* they are started and do nothing; default false */
+extern unsigned double_lines;        /* logged */
 extern bool double_inert;            /* default false */
 extern _Atomic uint64_t double_counters[128];
 

@@ -231,14 +231,34 @@ Test(copy_run, one_cpu_still_has_a_worker) {
     tp_copy_pool_stop();
 }
 
-Test(copy_run, without_threads_pollers_do_it_all) {
-    double_threads_left = 0;
+Test(copy_run, pollers_can_do_it_all) {
+    double_threads_idle = true;
     copy_many(16, 1, MIB, true);
     cr_assert_eq(double_counters[TP_POOL_GRAINS], 0u);
+    cr_assert_eq(double_lines, 0u);
+}
+
+/* Nobody may poll: Mooncake's own transfers end without. */
+Test(copy_run, without_threads_jobs_are_copied_where_they_are_submitted) {
+    double_threads_left = 0;
+    copy_many(16, 1, MIB, false);
+    cr_assert_gt(double_counters[TP_INLINE_COPIES], 0u);
+    cr_assert_eq(double_counters[TP_INLINE_COPIES] % 16, 0u);
+    cr_assert_eq(double_counters[TP_HELPED_GRAINS], 0u);
+    cr_assert_eq(double_lines, 1u, "and that is said once");
+}
+
+Test(copy_run, one_thread_of_many_is_enough) {
+    double_cpus = 16;
+    double_threads_left = 1;
+    copy_many(8, 3, MIB, false);
+    cr_assert_gt(double_counters[TP_POOL_GRAINS], 0u);
+    cr_assert_eq(double_lines, 1u);
+    tp_copy_pool_stop();
 }
 
 Test(copy_run, a_poller_helps_other_jobs_when_its_own_has_nothing_left) {
-    double_threads_left = 0;
+    double_threads_idle = true;
     unsigned char *from = must_alloc(MIB), *to = must_alloc(MIB), *to2 = must_alloc(MIB);
     struct tp_copy_job a, b;
     fill(from, MIB, 9);
@@ -266,7 +286,7 @@ Test(copy_run, a_poller_helps_other_jobs_when_its_own_has_nothing_left) {
 }
 
 Test(copy_run, more_jobs_than_the_queue_holds) {
-    double_threads_left = 0;
+    double_threads_idle = true;
     enum { JOBS = 5000 };
     unsigned char *from = calloc(1, 129 * KIB), *to = must_alloc(129 * KIB);
     cr_assert_not_null(from);

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -172,6 +173,13 @@ Test(segment_faults, memory_that_cannot_be_reserved) {
     break_call(SYS_madvise, 2, UINT32_MAX, POPULATE_WRITE, EINVAL);
     break_always(SYS_fallocate, ENOSPC);
     expect_untouched(config, -ENOSPC);
+}
+
+/* The kernel sends SIGXFSZ where a file, also a memfd, would grow beyond it. */
+Test(segment_faults, pieces_beyond_the_limit_of_file_sizes) {
+    struct tp_config *config = warm();
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &(struct rlimit){MIB, MIB}), 0);
+    expect_untouched(config, -EFBIG);
 }
 
 Test(segment_faults, the_last_move_fails) {

@@ -128,6 +128,17 @@ Test(stats, a_failed_move_goes_on_privately_and_can_be_tried_again) {
     cr_assert_eq(viewed(fd, TP_LOCAL_BATCHES), 2);
 }
 
+Test(stats, a_page_beyond_the_limit_of_file_sizes_stays_private) {
+    int fd = -1;
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &(struct rlimit){4096, RLIM_INFINITY}), 0);
+    tp_count(TP_LOCAL_BATCHES, 1);
+    cr_assert_eq(tp_stats_open(&fd), -EFBIG);
+    cr_assert_eq(tp_stats_page()->counters[TP_LOCAL_BATCHES], 1);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &(struct rlimit){RLIM_INFINITY, RLIM_INFINITY}), 0);
+    cr_assert_eq(tp_stats_open(&fd), 0);
+    cr_assert_eq(viewed(fd, TP_LOCAL_BATCHES), 1);
+}
+
 Test(stats, readers_can_neither_resize_nor_write_the_page) {
     int fd;
     cr_assert_eq(tp_stats_open(&fd), 0);

@@ -6,6 +6,7 @@
 | cluster          | a master, stores and engines as processes; Tidepool's environment        |
 | process          | one driven process: calls over pipes, signals, time limits               |
 | program          | a program that is not driven: mooncake_client                            |
+| real_client      | a C++ program with Mooncake's RealClient, driven                         |
 | worker           | the other end of those pipes, run by the wheel's interpreter             |
 | status           | the counters of the processes of a directory, read from outside          |
 | mounts           | tmpfs and hugetlbfs for one test                                         |
