@@ -557,7 +557,6 @@ def timed(w, name, number, keys, blocks, block_bytes, keys_a_call):
     sources, targets = (rows(buffer, keys, blocks, block_bytes) for buffer in (source, target))
     some = [f"{name}-{number}-{index}" for index in range(keys)]
     source.bytes[:: max(1, block_bytes // 2)] += 1
-    target.poison()
 
     def over_calls(single, several, addresses):
         results = []
@@ -572,6 +571,7 @@ def timed(w, name, number, keys, blocks, block_bytes, keys_a_call):
         return time.perf_counter() - start, results
 
     put_s, stored = over_calls(w.store.batch_put_from, w.store.batch_put_from_multi_buffers, sources)
+    target.poison()
     get_s, got = over_calls(w.store.batch_get_into, w.store.batch_get_into_multi_buffers, targets)
     assert not any(stored), f"put failed: {sorted(set(stored))}"
     assert set(got) == {blocks * block_bytes}, f"get failed: {sorted(set(got))}"
