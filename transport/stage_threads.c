@@ -96,7 +96,8 @@ static unsigned wanted_threads(void) {
 /* A thread that cannot be started is no error: whoever polls does its part. */
 static void start(void) {
     pthread_mutex_lock(&team.lock);
-    if (!atomic_load(&team.started)) {
+    /* Not while tp_stage_stop waits for those that it has counted: it would forget these. */
+    if (!atomic_load(&team.started) && !atomic_load(&team.stop)) {
         unsigned wanted = wanted_threads();
         while (team.count < wanted &&
                tp_thread_start("tidepool-stage", work, NULL, &team.threads[team.count]) == 0)
