@@ -388,7 +388,8 @@ void tp_registrar_want(struct tp_chunks *chunks, uint32_t index, struct tp_gpu *
     bool room = how == TP_CHUNK_IN_PLACE_OF_OTHERS || within_limit(chunks->chunk_bytes);
     if (room && (limit == 0 || limit >= chunks->chunk_bytes) &&
         now_ns() >= registrar.pause_end_ns) {
-        if (!registrar.started)
+        /* Not while tp_registrar_stop waits for those that it has counted. */
+        if (!registrar.started && !registrar.stop)
             start_threads();
         for (; i < count && registrar.thread_count; i++)
             want(chunks, chunk + (long)i * step, gpu, how);
