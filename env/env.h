@@ -22,6 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #define TP_VERSION "0.1.0"
 #define TP_MAX_NODES 64
@@ -182,6 +183,16 @@ unsigned tp_host_cpus(void);
  * memory limit if there is one. 0 or -errno.
  */
 int tp_host_memory_available(uint64_t *ret_bytes);
+
+/* CLOCK_MONOTONIC. Any thread. */
+static inline uint64_t tp_now_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+static inline uint64_t tp_now_ms(void) {
+    return tp_now_ns() / 1000000u;
+}
 
 /*
  * ftruncate(2), but never the signal: a size beyond RLIMIT_FSIZE is -EFBIG here, where the kernel

@@ -54,12 +54,6 @@ static void *worker(void *arg) {
     return NULL;
 }
 
-static uint64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* Wait for the end or for STEP_MS. True when all workers have ended. */
 static bool wait_step(struct job *job) {
     struct timespec until;
@@ -89,10 +83,10 @@ static void nodes_in_words(const struct tp_placement *placement, char *text, siz
  */
 static void watch(struct job *job) {
     const struct tp_crew_work *work = job->work;
-    uint64_t start = now_ms();
+    uint64_t start = tp_now_ms();
     bool announced = false;
     while (!wait_step(job)) {
-        uint64_t elapsed = now_ms() - start;
+        uint64_t elapsed = tp_now_ms() - start;
         uint64_t done = atomic_load(&job->done_bytes);
         if (!announced && elapsed >= QUIET_MS && done > 0) {
             char nodes[128];
@@ -109,7 +103,7 @@ static void watch(struct job *job) {
     }
     if (announced && atomic_load(&job->error) == 0)
         tp_log(TP_LOG_WARN, "%s %" PRIu64 " MiB of segment memory in %" PRIu64 " s", work->verb[1],
-               work->bytes >> 20, (now_ms() - start) / 1000);
+               work->bytes >> 20, (tp_now_ms() - start) / 1000);
 }
 
 static void init_job(struct job *job, const struct tp_crew_work *work) {

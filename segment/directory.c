@@ -346,15 +346,9 @@ static bool sweep_name(int dir_fd, const char *name) {
     return sweep_socket(dir_fd, &names);
 }
 
-static uint64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 unsigned tp_server_sweep(int dir_fd) {
     unsigned swept = 0;
-    uint64_t end = now_ms() + SWEEP_MS;
+    uint64_t end = tp_now_ms() + SWEEP_MS;
     /* An open file of its own: the position of dir_fd belongs to others. */
     int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *directory = fd < 0 ? NULL : fdopendir(fd);
@@ -364,7 +358,7 @@ unsigned tp_server_sweep(int dir_fd) {
         return 0;
     }
     const struct dirent *entry;
-    while (now_ms() < end && (entry = readdir(directory)) != NULL) {
+    while (tp_now_ms() < end && (entry = readdir(directory)) != NULL) {
         if (sweep_name(dir_fd, entry->d_name))
             swept++;
     }

@@ -96,20 +96,14 @@ static const char *remedy(const struct tp_room *room, const struct tp_shortage *
     return text;
 }
 
-static uint64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* Others hold what is missing. True when they have let go in time. */
 static bool wait_for_others(const struct tp_room *room, const struct tp_need *need,
                             struct tp_shortage *shortage) {
     char text[160];
-    uint64_t start = now_ms();
+    uint64_t start = tp_now_ms();
     uint64_t limit = (uint64_t)room->wait_s * 1000;
     uint64_t said = 0;
-    for (uint64_t waited = 0; waited < limit; waited = now_ms() - start) {
+    for (uint64_t waited = 0; waited < limit; waited = tp_now_ms() - start) {
         if (waited == 0 || waited - said >= SAY_MS) {
             snprintf(text, sizeof text,
                      "waiting for others to let go, %" PRIu64
@@ -122,7 +116,7 @@ static bool wait_for_others(const struct tp_room *room, const struct tp_need *ne
         if (fits(room, need, shortage)) {
             tp_log(TP_LOG_WARN,
                    "MC_STORE_SHM_SEGMENT_DIR=%s: there is room now, after %" PRIu64 " ms",
-                   room->path, now_ms() - start);
+                   room->path, tp_now_ms() - start);
             return true;
         }
         if (hopeless(shortage)) /* the pool was made smaller meanwhile */

@@ -17,7 +17,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "env/env.h"
@@ -68,12 +67,6 @@ struct loop {
     uint64_t next_look_ms;
     bool announce;
 };
-
-static uint64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 void tp_server_wake(void) {
     uint64_t one = 1;
@@ -231,7 +224,7 @@ static void accept_some(struct loop *loop, unsigned which, uint64_t now) {
 }
 
 static void run_events(struct loop *loop, const struct epoll_event *events, int count) {
-    uint64_t now = now_ms();
+    uint64_t now = tp_now_ms();
     for (int i = 0; i < count; i++) {
         uint32_t tag = events[i].data.u32;
         if (tag == TAG_WAKE) {
@@ -277,7 +270,7 @@ static void look_after_entries(struct loop *loop, uint64_t now) {
 }
 
 static void tick(struct loop *loop) {
-    uint64_t now = now_ms();
+    uint64_t now = tp_now_ms();
     look_after_entries(loop, now);
     if (loop->exhausted_until_ms != 0 && now >= loop->exhausted_until_ms) {
         loop->exhausted_until_ms = 0;
@@ -303,7 +296,7 @@ static void tick(struct loop *loop) {
 }
 
 static int next_timeout(const struct loop *loop) {
-    uint64_t now = now_ms();
+    uint64_t now = tp_now_ms();
     int timeout = loop->next_look_ms > now ? (int)(loop->next_look_ms - now) : 0;
     if (loop->exhausted_until_ms != 0 && timeout > TICK_MS)
         timeout = TICK_MS;

@@ -14,7 +14,6 @@
 
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 #define THREADS_MAX 16u
 #define THREADS_AUTO 4u
@@ -122,13 +121,6 @@ static bool take_part(struct call *call, bool rest, unsigned *ret_index) {
     return true;
 }
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 /* NULL, or the end of this thread (catch.h). */
 static void *run_one(struct call *call, unsigned index) {
     struct part part = {call, call->first[index], call->end[index] - call->first[index],
@@ -144,7 +136,7 @@ static void *run_one(struct call *call, unsigned index) {
 }
 
 static void *run_parts(struct call *call) {
-    uint64_t began = now_ns();
+    uint64_t began = tp_now_ns();
     bool slow = false;
     void *end = NULL;
     unsigned index;
@@ -152,7 +144,7 @@ static void *run_parts(struct call *call) {
     in_part = true;
     while (!end && take_part(call, slow, &index)) {
         end = run_one(call, index);
-        uint64_t now = now_ns();
+        uint64_t now = tp_now_ns();
         slow = now - began > SLOW_NS;
         began = now;
     }

@@ -183,7 +183,7 @@ static void measure(struct bench *bench, const struct options *options,
                     const struct tp_config *config) {
     struct bench_time *time = &bench->time;
     uint64_t budget = (uint64_t)(options->seconds * 1e9);
-    uint64_t start = bench_now_ns();
+    uint64_t start = tp_now_ns();
     unsigned usable = bench_gpus_usable(bench);
 
     time->most_ns = budget / 20;
@@ -198,7 +198,7 @@ static void measure(struct bench *bench, const struct options *options,
     if (bench->store_count) {
         bench_stores_measure(bench, config);
     }
-    bench->seconds = (double)(bench_now_ns() - start) * 1e-9;
+    bench->seconds = (double)(tp_now_ns() - start) * 1e-9;
 }
 
 static bool all_measured(const struct bench *bench) {

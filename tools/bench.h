@@ -45,8 +45,6 @@ struct bench_time {
     bool progress;    /* lines on standard error */
 };
 
-uint64_t bench_now_ns(void);
-
 /* `text` is shown where somebody watches; NULL: take it away. */
 void bench_progress(const struct bench_time *time, const char *text);
 

@@ -99,7 +99,7 @@ static struct tp_peer *wait_peer(const struct bench_store *store, uint64_t end) 
     const struct timespec pause = {0, 1000000};
     struct tp_peer *peer = take_peer(store);
 
-    while (!peer && bench_now_ns() < end) {
+    while (!peer && tp_now_ns() < end) {
         (void)nanosleep(&pause, NULL);
         peer = take_peer(store);
     }
@@ -174,7 +174,7 @@ static bool import(const struct bench *bench, struct bench_store *store, struct 
                    struct bench_memory *ret_memory) {
     const struct timespec pause = {0, 1000000};
     const struct tp_peer_segment *segment = largest_segment(peer);
-    uint64_t end = bench_now_ns() + IMPORT_NS;
+    uint64_t end = tp_now_ns() + IMPORT_NS;
     struct sample sample;
 
     if (!segment || !plan_sample(&segment->message, &sample)) {
@@ -187,7 +187,7 @@ static bool import(const struct bench *bench, struct bench_store *store, struct 
         return false;
     }
     while (!look(bench, peer, &sample, ret_memory)) {
-        if (bench_now_ns() >= end || !tp_peer_alive(peer)) {
+        if (tp_now_ns() >= end || !tp_peer_alive(peer)) {
             (void)snprintf(store->problem, sizeof(store->problem), "%s",
                            tp_peer_alive(peer) ? "its memory could not be mapped in time"
                                                : "it has ended");

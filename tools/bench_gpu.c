@@ -48,10 +48,10 @@ static const struct tp_cuda *open_driver(char *why, size_t bytes) {
 
 static void wait_ready(struct bench_gpu *gpu) {
     const struct timespec pause = {0, 1000000};
-    uint64_t end = bench_now_ns() + READY_NS;
+    uint64_t end = tp_now_ns() + READY_NS;
     struct tp_gpu *found = NULL;
 
-    while (bench_now_ns() < end) {
+    while (tp_now_ns() < end) {
         found = tp_gpu_get(gpu->device);
         if (found && tp_gpu_calibrated(found)) {
             break;
@@ -225,7 +225,7 @@ static double run_round(void *arg) {
     enum tp_gpu_method used = round->method;
     tp_cu_result result = TP_CUDA_SUCCESS;
     unsigned sent = 0;
-    uint64_t start = bench_now_ns();
+    uint64_t start = tp_now_ns();
 
     for (; sent < round->wave_count && result == TP_CUDA_SUCCESS && used == round->method; sent++) {
         struct wave *wave = &round->waves[sent];
@@ -236,7 +236,7 @@ static double run_round(void *arg) {
         tp_cu_result ended = wait_event(round->gpu, round->waves[i].event);
         result = result == TP_CUDA_SUCCESS ? ended : result;
     }
-    uint64_t end = bench_now_ns();
+    uint64_t end = tp_now_ns();
     return result == TP_CUDA_SUCCESS && used == round->method ? (double)(end - start) * 1e-9 : -1;
 }
 

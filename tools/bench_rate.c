@@ -4,18 +4,12 @@
  */
 #include "tools/bench.h"
 
+#include "env/env.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define ROUNDS_MAX 4096
-
-uint64_t bench_now_ns(void) {
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 void bench_progress(const struct bench_time *time, const char *text) {
     if (time->progress) {
@@ -45,7 +39,7 @@ static uint64_t take_share(struct bench_time *time, uint64_t now) {
 double bench_rate(struct bench_time *time, double (*round)(void *arg), void *arg, uint64_t bytes) {
     static double seconds[ROUNDS_MAX]; /* one measurement at a time */
     unsigned count = 0;
-    uint64_t now = bench_now_ns();
+    uint64_t now = tp_now_ns();
     uint64_t end = now + take_share(time, now);
 
     do {
@@ -54,7 +48,7 @@ double bench_rate(struct bench_time *time, double (*round)(void *arg), void *arg
             return 0;
         }
         count++;
-    } while (count < ROUNDS_MAX && bench_now_ns() < end);
+    } while (count < ROUNDS_MAX && tp_now_ns() < end);
     qsort(seconds, count, sizeof(*seconds), by_value);
     return (double)bytes / seconds[count / 2] * 1e-9;
 }

@@ -82,14 +82,14 @@ static void run_host(struct tp_copy_job *job) {
 static double run_round(void *arg) {
     struct transfer *transfer = arg;
     bool copied = add_all(transfer);
-    uint64_t start = bench_now_ns();
+    uint64_t start = tp_now_ns();
 
     if (copied && transfer->gpu) {
         copied = run_device(&transfer->device_job);
     } else if (copied) {
         run_host(&transfer->host_job);
     }
-    uint64_t end = bench_now_ns();
+    uint64_t end = tp_now_ns();
     tp_device_reset(&transfer->device_job);
     tp_copy_reset(&transfer->host_job);
     return copied ? (double)(end - start) * 1e-9 : -1;
@@ -237,7 +237,7 @@ static void measure_store(struct work *work, struct bench_store *store) {
 }
 
 static void attach_and_measure(struct bench *bench, struct work *work) {
-    uint64_t end = bench_now_ns() + ATTACH_NS;
+    uint64_t end = tp_now_ns() + ATTACH_NS;
     char text[256];
 
     for (unsigned i = 0; i < bench->store_count; i++) {

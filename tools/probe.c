@@ -6,6 +6,8 @@
  */
 #include "tools/probe.h"
 
+#include "env/env.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -16,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define OUTPUT_MAX (1U << 20)
@@ -32,13 +33,6 @@ struct stream {
     char *text; /* OUTPUT_MAX + 1 bytes */
     size_t length;
 };
-
-static uint64_t now_ms(void) {
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 /* In the child: become the interpreter. The error of exec travels through `exec_error_fd`, which
  * exec closes. */
@@ -87,7 +81,7 @@ static bool collect(struct stream *streams, pid_t child, uint64_t deadline) {
                                    {.fd = streams[1].fd, .events = POLLIN}};
         int ready = poll(polled, 2, ended ? 0 : LOOK_MS);
 
-        if (now_ms() >= deadline || (ready < 0 && errno != EINTR)) {
+        if (tp_now_ms() >= deadline || (ready < 0 && errno != EINTR)) {
             return false;
         }
         if (ready == 0 && ended) {
@@ -177,7 +171,7 @@ static int start(char **arguments, int pipes[PIPES][2], pid_t *ret_child) {
 static int finish(struct stream *streams, pid_t child, unsigned timeout_ms,
                   struct probe *ret_probe) {
     struct probe probe = {0};
-    bool in_time = collect(streams, child, now_ms() + timeout_ms);
+    bool in_time = collect(streams, child, tp_now_ms() + timeout_ms);
     int status = 0;
 
     (void)kill(-child, SIGKILL);

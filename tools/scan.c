@@ -17,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <time.h>
 #include <unistd.h>
 
 /* WELCOME, NAME and PAGE are three; a server that says more is not one. */
@@ -27,13 +26,6 @@ const char *scan_state_word(enum scan_state state) {
     static const char *const words[] = {"live",  "not_answering", "refused",
                                         "stale", "starting",      "broken"};
     return words[state];
-}
-
-static uint64_t now_ms(void) {
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 static void set_state(struct scan_entry *entry, enum scan_state state, const char *detail) {
@@ -293,7 +285,7 @@ static void listen_to_all(struct conversation *talks, struct pollfd *polled, siz
                           uint64_t deadline) {
     for (;;) {
         size_t open = 0;
-        uint64_t now = now_ms();
+        uint64_t now = tp_now_ms();
 
         for (size_t i = 0; i < count; i++) {
             polled[i] = (struct pollfd){.fd = talks[i].socket, .events = POLLIN};
@@ -328,7 +320,7 @@ static int talk_to_all(int dir_fd, const struct tp_config *config, unsigned time
         }
     }
     settle_unanswered(dir_fd, scan);
-    listen_to_all(talks, polled, scan->count, now_ms() + timeout_ms);
+    listen_to_all(talks, polled, scan->count, tp_now_ms() + timeout_ms);
     for (size_t i = 0; i < scan->count; i++) {
         hang_up(&talks[i]);
         if (scan->entries[i].state == SCAN_SILENT && !scan->entries[i].detail[0]) {

@@ -40,12 +40,6 @@ struct bench {
     uint64_t deadline_ns;
 };
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /*
  * Always waits for the end, since the memory is freed afterwards. Spins while it measures: a sleep
  * takes 50 us more than was asked for (prctl(2), PR_SET_TIMERSLACK), a run about 350 us.
@@ -54,7 +48,7 @@ static tp_cu_result wait_event(const struct bench *bench, tp_cu_event event) {
     const struct timespec pause = {0, 1000000};
     tp_cu_result result;
     while ((result = tp_gpu_query(bench->gpu, event)) == TP_CUDA_ERROR_NOT_READY) {
-        if (now_ns() < bench->deadline_ns)
+        if (tp_now_ns() < bench->deadline_ns)
             sched_yield();
         else
             nanosleep(&pause, NULL);
@@ -73,7 +67,7 @@ static uint64_t run_once(const struct bench *bench, enum tp_gpu_method method, b
         bench->ops[i] =
             (struct tp_copy_op){to_device ? device : host, to_device ? host : device, size};
     }
-    uint64_t start = now_ns();
+    uint64_t start = tp_now_ns();
     uint32_t part = count / PARTS; /* sizes are powers of two up to BYTES / PARTS */
     tp_cu_result result = TP_CUDA_SUCCESS;
     unsigned sent = 0;
@@ -84,7 +78,7 @@ static uint64_t run_once(const struct bench *bench, enum tp_gpu_method method, b
         tp_cu_result end = wait_event(bench, bench->events[i]);
         result = result == TP_CUDA_SUCCESS ? end : result;
     }
-    return result == TP_CUDA_SUCCESS && used == method ? now_ns() - start : 0;
+    return result == TP_CUDA_SUCCESS && used == method ? tp_now_ns() - start : 0;
 }
 
 /* The median of the rounds; 0 after a failure or when time is up. */
@@ -96,7 +90,7 @@ static uint64_t measure(const struct bench *bench, enum tp_gpu_method method, bo
     _Static_assert(ROUNDS == 3, "the median of three is what is neither the least nor the most");
     for (int i = 0; i < ROUNDS; i++) {
         uint64_t time =
-            now_ns() < bench->deadline_ns ? run_once(bench, method, to_device, size) : 0;
+            tp_now_ns() < bench->deadline_ns ? run_once(bench, method, to_device, size) : 0;
         if (time == 0)
             return 0;
         low = time < low ? time : low;
@@ -109,7 +103,7 @@ static uint64_t measure(const struct bench *bench, enum tp_gpu_method method, bo
 /* 0: could not be found out. */
 static uint64_t find_crossover(const struct bench *bench, bool to_device) {
     uint64_t found = SMALLEST / 2;
-    if (now_ns() >= bench->deadline_ns)
+    if (tp_now_ns() >= bench->deadline_ns)
         return 0;
     (void)run_once(bench, TP_GPU_KERNEL, to_device, CHUNK); /* the first launch loads the code */
     uint64_t kernel = measure(bench, TP_GPU_KERNEL, to_device, CHUNK);
@@ -156,7 +150,7 @@ void tp_calibrate(struct tp_gpu *gpu) {
     if (config->copy_engine != TP_COPY_AUTO || config->kernel_max_bytes ||
         !tp_gpu_kernel_max(gpu, false))
         return;
-    uint64_t start = now_ns();
+    uint64_t start = tp_now_ns();
     bench.deadline_ns = start + LIMIT_NS;
     bool made = make_bench(&bench);
     for (int to_device = 0; made && to_device < 2; to_device++)
@@ -173,5 +167,5 @@ void tp_calibrate(struct tp_gpu *gpu) {
            tp_gpu_device(gpu), (unsigned long long)(tp_gpu_kernel_max(gpu, true) >> 10),
            (unsigned long long)(tp_gpu_kernel_max(gpu, false) >> 10),
            found[0] && found[1] ? "measured" : "not all measured",
-           (unsigned long long)((now_ns() - start) / 1000000));
+           (unsigned long long)((tp_now_ns() - start) / 1000000));
 }

@@ -26,7 +26,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 /* A power of two. A job that finds it full is copied where it is submitted. */
@@ -324,12 +323,6 @@ bool tp_copy_help(struct tp_copy_job *job) {
 /* ---- the pool's threads
  * --------------------------------------------------------------------------- */
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static bool queue_empty(void) {
     return atomic_load_explicit(&pool.tail, memory_order_acquire) ==
            atomic_load_explicit(&pool.head, memory_order_acquire);
@@ -345,13 +338,13 @@ static bool spin_for_work(uint32_t news) {
         return false;
     bool found = false;
     atomic_fetch_add(&pool.spinning, 1);
-    uint64_t end = now_ns() + SPIN_NS;
+    uint64_t end = tp_now_ns() + SPIN_NS;
     do {
         for (int i = 0; i < 16 && !found; i++) {
             __builtin_ia32_pause();
             found = atomic_load_explicit(&pool.news, memory_order_relaxed) != news;
         }
-    } while (!found && now_ns() < end);
+    } while (!found && tp_now_ns() < end);
     atomic_fetch_sub(&pool.spinning, 1);
     return found;
 }

@@ -16,7 +16,6 @@
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "env/env.h"
@@ -68,12 +67,6 @@ static _Atomic bool kick_pending;
 static _Atomic bool look_pending; /* at the directory */
 static _Atomic int kick_fd = -1;  /* what tp_peer_kick writes to */
 static void (*_Atomic reaper)(void);
-
-static uint64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 void tp_peer_set_reaper(void (*reap)(void)) {
     atomic_store(&reaper, reap);
@@ -368,7 +361,7 @@ static void *run(void *arg) {
     while (!atomic_load(&finder_stop)) {
         struct epoll_event events[EVENTS];
         int count = epoll_wait(finder.epoll_fd, events, EVENTS, timeout);
-        uint64_t now = now_ms();
+        uint64_t now = tp_now_ms();
         bool look = now >= finder.next_scan_ms;
         for (int i = 0; i < count; i++) {
             uint32_t tag = events[i].data.u32;

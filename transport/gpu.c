@@ -190,20 +190,14 @@ static void *run_make(void *arg) {
     return NULL;
 }
 
-static uint64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 static bool is_due(int device) {
     uint64_t next = atomic_load_explicit(&gpus[device].next_try_ms, memory_order_relaxed);
-    return next == 0 || now_ms() >= next;
+    return next == 0 || tp_now_ms() >= next;
 }
 
 static void no_thread(int device, int error) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
-    atomic_store(&gpus[device].next_try_ms, now_ms() + RETRY_MS);
+    atomic_store(&gpus[device].next_try_ms, tp_now_ms() + RETRY_MS);
     atomic_store(&gpus[device].state, GPU_IDLE);
     tp_log_once(&said, TP_LOG_WARN,
                 "GPU %d: no thread can be started to make it ready: %s (ulimit -u, the cgroup's "

@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "env/env.h"
@@ -59,15 +58,9 @@ static bool is_cumem(const struct tp_peer_segment *segment) {
 
 /* ---- what fails is tried again ---- */
 
-static uint64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* Memory, fds and the driver's patience run out and come back. */
 static void retry_later(struct tp_peer *peer) {
-    uint64_t now = now_ms();
+    uint64_t now = tp_now_ms();
     if (peer->retry)
         return;
     bool anew = peer->retry_wait_s == 0 || now - peer->retry_ms > RETRY_MAX_S * UINT64_C(1000);

@@ -58,12 +58,6 @@ static struct {
                .work = PTHREAD_COND_INITIALIZER,
                .changed = PTHREAD_COND_INITIALIZER};
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* With the lock held, wait for a thread to come back from the driver, this long at most. */
 static void wait_changed(uint64_t ns) {
     struct timespec end;
@@ -89,7 +83,7 @@ static void failed(const char *call, uint64_t bytes, tp_cu_result result) {
     unsigned doublings =
         registrar.failures < BACKOFF_DOUBLINGS ? registrar.failures : BACKOFF_DOUBLINGS;
     registrar.failures++;
-    registrar.pause_end_ns = now_ns() + (BACKOFF_NS << doublings);
+    registrar.pause_end_ns = tp_now_ns() + (BACKOFF_NS << doublings);
     tp_count(TP_REGISTER_FAILURES, 1);
     tp_log_once(&said, TP_LOG_WARN,
                 "%s of %llu MiB of a store's memory: %s (ulimit -l unlimited may help); its GPU "
@@ -197,7 +191,7 @@ static enum outcome make_room(uint64_t idle_ticks) {
 static bool may_try(const struct tp_chunk *chunk, const struct tp_gpu *gpu, uint64_t bytes) {
     uint64_t limit = tp_config()->engine.register_max_bytes;
     return !tp_chunk_owner(chunk)->dropped && (limit == 0 || bytes <= limit) && !tp_gpu_lost(gpu) &&
-           now_ns() >= registrar.pause_end_ns;
+           tp_now_ns() >= registrar.pause_end_ns;
 }
 
 /* With the lock held, which is let go meanwhile; in place of chunks that were idle for so long. The
@@ -232,8 +226,8 @@ bool tp_registrar_settle(struct tp_chunk *chunk, struct tp_gpu *gpu, bool now,
     pthread_mutex_lock(&registrar.lock);
     while (outcome == TAKEN) {
         enum tp_chunk_state state = tp_chunk_state(chunk);
-        bool patient = now && (end == 0 || now_ns() < end);
-        end = end ? end : now_ns() + patience_ns;
+        bool patient = now && (end == 0 || tp_now_ns() < end);
+        end = end ? end : tp_now_ns() + patience_ns;
         /* Nothing may be sent while the driver takes the registration away. */
         if (state == TP_CHUNK_UNREGISTERING || (state == TP_CHUNK_REGISTERING && patient))
             wait_changed(patience_ns + PAUSE_NS);
@@ -387,7 +381,7 @@ void tp_registrar_want(struct tp_chunks *chunks, uint32_t index, struct tp_gpu *
     pthread_mutex_lock(&registrar.lock);
     bool room = how == TP_CHUNK_IN_PLACE_OF_OTHERS || within_limit(chunks->chunk_bytes);
     if (room && (limit == 0 || limit >= chunks->chunk_bytes) &&
-        now_ns() >= registrar.pause_end_ns) {
+        tp_now_ns() >= registrar.pause_end_ns) {
         /* Not while tp_registrar_stop waits for those that it has counted. */
         if (!registrar.started && !registrar.stop)
             start_threads();
@@ -452,13 +446,13 @@ static bool let_go(struct tp_chunks *chunks, struct tp_chunk *chunk) {
 }
 
 bool tp_chunks_drop(struct tp_chunks *chunks, bool *ret_stuck) {
-    uint64_t end = now_ns() + SLICE_NS;
+    uint64_t end = tp_now_ns() + SLICE_NS;
     pthread_mutex_lock(&registrar.lock);
     chunks->dropped = true;
     forget_wanted(chunks);
     while (chunks->let_go < chunks->count && let_go(chunks, &chunks->chunk[chunks->let_go])) {
         chunks->let_go++;
-        if (chunks->let_go % CHUNKS_A_LOOK == 0 && now_ns() > end)
+        if (chunks->let_go % CHUNKS_A_LOOK == 0 && tp_now_ns() > end)
             break;
     }
     bool done = chunks->let_go == chunks->count && chunks->busy == 0;

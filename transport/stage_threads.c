@@ -32,12 +32,6 @@ static struct {
     _Atomic uint32_t sleeping;
 } team = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static void wake(uint32_t count) {
     syscall(SYS_futex, &team.news, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
 }
@@ -71,7 +65,7 @@ static void *work(void *arg) {
                 wake(1);
             continue;
         }
-        uint64_t now = now_ns();
+        uint64_t now = tp_now_ns();
         idle_ns = idle_ns ? idle_ns : now;
         if (may_spin && now - idle_ns < SPIN_NS) {
             for (int i = 0; i < 16; i++)
