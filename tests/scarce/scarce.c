@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <link.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -26,6 +25,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tests/ours.h"
+
 enum scarce { THREAD, ALLOCATE, MAP, MEMFD, SOCKET, EPOLL, EVENT, ACCEPT, OPEN, FALLOCATE, SCARCE };
 
 static const char *const names[SCARCE] = {"thread", "allocate", "map",    "memfd", "socket",
@@ -34,29 +35,14 @@ static const int errors[SCARCE] = {EAGAIN, ENOMEM, ENOMEM, EMFILE, EMFILE,
                                    EMFILE, EMFILE, EMFILE, EMFILE, ENOSPC};
 static atomic_uint counts[SCARCE];
 static unsigned first[SCARCE], last[SCARCE];
-static uintptr_t low, high;
 
 extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t count, size_t bytes);
 extern void *__libc_realloc(void *memory, size_t bytes);
 
-static int find_library(struct dl_phdr_info *info, size_t bytes, void *arg) {
-    (void)bytes;
-    (void)arg;
-    if (strstr(info->dlpi_name, "libtidepool.so") == NULL)
-        return 0;
-    low = high = info->dlpi_addr;
-    for (unsigned i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
-        if (header->p_type == PT_LOAD && low + header->p_vaddr + header->p_memsz > high)
-            high = low + header->p_vaddr + header->p_memsz;
-    }
-    return 1;
-}
-
 __attribute__((constructor)) static void look(void) {
     const char *setting = getenv("SCARCE");
-    dl_iterate_phdr(find_library, NULL);
+    find_ours();
     for (unsigned i = 0; setting != NULL && i < SCARCE; i++) {
         const char *at = strstr(setting, names[i]);
         if (at != NULL && sscanf(at + strlen(names[i]), ":%u:%u", &first[i], &last[i]) != 2)
@@ -65,7 +51,7 @@ __attribute__((constructor)) static void look(void) {
 }
 
 static bool fails(enum scarce which, const void *caller) {
-    if (first[which] == 0 || (uintptr_t)caller < low || (uintptr_t)caller >= high)
+    if (first[which] == 0 || !is_ours(caller))
         return false;
     unsigned number = atomic_fetch_add(&counts[which], 1) + 1;
     bool chosen = number >= first[which] && (last[which] == 0 || number <= last[which]);
