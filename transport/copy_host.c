@@ -30,8 +30,6 @@
 
 /* A power of two. A job that finds it full is copied where it is submitted. */
 #define QUEUE_SLOTS 4096u
-/* As many workers as a user may ask for. */
-#define POOL_MAX 64u
 /* As many as are started unasked. 128 jobs of 1 MiB on 16 cores, GB/s: 4 workers 40, 8 workers 65,
  * 15 workers 85; the cores belong to the engine, so not all of them. */
 #define POOL_AUTO_MAX 8u
@@ -64,7 +62,7 @@ static struct {
     bool may_spin;
     _Alignas(64) _Atomic uint32_t news; /* futex: grows when a job is queued */
     _Atomic uint32_t sleeping, spinning;
-    pthread_t threads[POOL_MAX];
+    pthread_t threads[TP_COPY_THREADS_MAX];
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- building a job -----------------------------------------------------------------------------
@@ -376,9 +374,9 @@ static void *work(void *arg) {
     return NULL;
 }
 
-static unsigned pool_threads(unsigned asked, unsigned cpus) {
+unsigned tp_copy_threads(unsigned asked, unsigned cpus) {
     if (asked)
-        return asked < POOL_MAX ? asked : POOL_MAX;
+        return asked < TP_COPY_THREADS_MAX ? asked : TP_COPY_THREADS_MAX;
     /* On one CPU still one worker: a caller that sleeps between its polls must find work done. */
     unsigned spare = cpus > 1 ? cpus - 1 : 1;
     return spare < POOL_AUTO_MAX ? spare : POOL_AUTO_MAX;
@@ -387,7 +385,7 @@ static unsigned pool_threads(unsigned asked, unsigned cpus) {
 /* With the lock held. */
 static void start_threads(unsigned threads) {
     unsigned cpus = tp_host_cpus();
-    unsigned count = pool_threads(threads ? threads : pool.wanted, cpus);
+    unsigned count = tp_copy_threads(threads ? threads : pool.wanted, cpus);
     pool.may_spin = cpus > 1;
     static atomic_flag said = ATOMIC_FLAG_INIT;
     int error = 0;
@@ -428,7 +426,7 @@ int tp_copy_pool_start(unsigned threads) {
 void tp_copy_pool_stop(void) {
     if (tp_inert())
         return;
-    pthread_t threads[POOL_MAX];
+    pthread_t threads[TP_COPY_THREADS_MAX];
     pthread_mutex_lock(&pool.lock);
     unsigned count = pool.thread_count;
     memcpy(threads, pool.threads, sizeof(threads));
@@ -437,7 +435,7 @@ void tp_copy_pool_stop(void) {
     atomic_store(&pool.stop, true);
     atomic_fetch_add(&pool.news, 1);
     pthread_mutex_unlock(&pool.lock);
-    wake(POOL_MAX);
+    wake(TP_COPY_THREADS_MAX);
     for (unsigned i = 0; i < count; i++)
         pthread_join(threads[i], NULL);
 }
@@ -478,7 +476,7 @@ bool tp_copy_start(struct tp_copy_job *job) {
         atomic_fetch_add(&pool.news, 1);
         if ((large || offer == OFFER_BEHIND_OTHERS) && atomic_load(&pool.sleeping) > 0 &&
             atomic_load(&pool.spinning) == 0)
-            wake(share < POOL_MAX ? (unsigned)share : POOL_MAX);
+            wake(share < TP_COPY_THREADS_MAX ? (unsigned)share : TP_COPY_THREADS_MAX);
         return false;
     }
     while (copy_grain(job))

@@ -99,6 +99,12 @@ bool tp_copy_idle(const struct tp_copy_job *job);
  */
 bool tp_copy_help(struct tp_copy_job *job);
 
+/* As many threads as a user may ask for. */
+#define TP_COPY_THREADS_MAX 64u
+
+/* How many threads copy, for one who asked for so many (0: sized to `cpus`). */
+unsigned tp_copy_threads(unsigned asked, unsigned cpus);
+
 /* How many threads the pool shall have (0: sized to the machine). Takes effect when it starts. */
 void tp_copy_pool_size(unsigned threads);
 

@@ -15,15 +15,14 @@
 #include <unistd.h>
 
 #include "env/env.h"
+#include "transport/copy_host.h"
 #include "transport/stage.h"
 
-#define THREADS_MAX 64u
-#define THREADS_AUTO_MAX 8u /* each fills 6 to 10 GB/s */
 #define SPIN_NS 50000
 #define WATCH_NS 20000 /* between looks at a GPU that takes its time; the kernel adds 50 us */
 
 static struct {
-    pthread_t threads[THREADS_MAX];
+    pthread_t threads[TP_COPY_THREADS_MAX];
     pthread_mutex_t lock; /* guards what is not atomic */
     unsigned count;
     _Atomic uint32_t wanted;
@@ -78,21 +77,12 @@ static void *work(void *arg) {
     return arg;
 }
 
-static unsigned wanted_threads(void) {
-    unsigned asked = tp_config()->engine.copy_threads;
-    unsigned cpus = tp_host_cpus();
-    unsigned spare = cpus > 1 ? cpus - 1 : 1;
-    if (asked)
-        return asked < THREADS_MAX ? asked : THREADS_MAX;
-    return spare < THREADS_AUTO_MAX ? spare : THREADS_AUTO_MAX;
-}
-
 /* A thread that cannot be started is no error: whoever polls does its part. */
 static void start(void) {
     pthread_mutex_lock(&team.lock);
     /* Not while tp_stage_stop waits for those that it has counted: it would forget these. */
     if (!atomic_load(&team.started) && !atomic_load(&team.stop)) {
-        unsigned wanted = wanted_threads();
+        unsigned wanted = tp_copy_threads(tp_config()->engine.copy_threads, tp_host_cpus());
         while (team.count < wanted &&
                tp_thread_start("tidepool-stage", work, NULL, &team.threads[team.count]) == 0)
             team.count++;
@@ -113,7 +103,7 @@ void tp_stage_news(uint64_t bytes) {
         start();
     atomic_fetch_add(&team.news, 1);
     if (atomic_load(&team.sleeping) > 0)
-        wake(share < THREADS_MAX ? (uint32_t)share : THREADS_MAX);
+        wake(share < TP_COPY_THREADS_MAX ? (uint32_t)share : TP_COPY_THREADS_MAX);
 }
 
 void tp_stage_stop(void) {
@@ -122,7 +112,7 @@ void tp_stage_stop(void) {
     atomic_store(&team.stop, true);
     atomic_fetch_add(&team.news, 1);
     pthread_mutex_unlock(&team.lock);
-    wake(THREADS_MAX);
+    wake(TP_COPY_THREADS_MAX);
     for (unsigned i = 0; i < count; i++)
         pthread_join(team.threads[i], NULL);
     pthread_mutex_lock(&team.lock);
