@@ -97,10 +97,9 @@ void tp_device_poll(struct tp_device_job *job);
 
 /*
  * Ask the driver about all waves that were sent, so that what has ended lets go of its chunks
- * though nobody polls; `send`: first send what still gathers. How many it found under way;
- * *ret_ended: of which so many have ended. Any thread.
+ * though nobody polls. How many have ended. Any thread.
  */
-unsigned tp_device_sweep(bool send, unsigned *ret_ended);
+unsigned tp_device_sweep(void);
 
 /* Let go of the waves and forget the copies; only when tp_device_look no longer says RUNNING. Keeps
  * the arrays. */

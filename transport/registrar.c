@@ -246,9 +246,8 @@ bool tp_registrar_settle(struct tp_chunk *chunk, struct tp_gpu *gpu, bool now,
 /* With the lock held, which is let go meanwhile: copies that have ended let go of their chunks
  * though nobody polls. False: none has. */
 static bool let_ended_go(void) {
-    unsigned ended = 0;
     pthread_mutex_unlock(&registrar.lock);
-    (void)tp_device_sweep(false, &ended);
+    unsigned ended = tp_device_sweep();
     pthread_mutex_lock(&registrar.lock);
     return ended > 0;
 }

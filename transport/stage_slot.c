@@ -100,8 +100,7 @@ static struct tp_slot *make_slot(struct pool *pool, struct tp_gpu *gpu) {
     return slot;
 }
 
-void tp_slots_prepare(struct tp_gpu *gpu) {
-    (void)gpu;
+void tp_slots_prepare(void) {
     pthread_once(&pools_once, init_pools);
     tp_registrar_keep_pinned(PINNED_BYTES * SLOTS);
 }

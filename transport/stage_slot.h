@@ -25,8 +25,8 @@ struct tp_slot {
     uint32_t bytes, op_count;      /* of all pieces */
 };
 
-/* This GPU is going to be used: keep room for its slots within register_max_bytes. Once. */
-void tp_slots_prepare(struct tp_gpu *gpu);
+/* One more GPU is going to be used: keep room for its slots within register_max_bytes. Once. */
+void tp_slots_prepare(void);
 
 /* An unused slot, or a new one: that calls the driver and takes a millisecond. NULL: all are in
  * use, or there is no pinned memory to be had (asked again after a while). Any thread, no lock

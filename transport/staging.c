@@ -79,7 +79,7 @@ void tp_stage_prepare(struct tp_gpu *gpu) {
     pthread_once(&stages_once, init_stages);
     pair[0].gpu = gpu;
     pair[1].gpu = gpu;
-    tp_slots_prepare(gpu);
+    tp_slots_prepare();
 }
 
 bool tp_stage_ready(struct tp_gpu *gpu) {

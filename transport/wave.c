@@ -368,8 +368,8 @@ void tp_device_defer_end(void) {
 }
 
 /* Look at a wave that nothing of ours refers to: a reference of our own keeps it from being used
- * again meanwhile. False: it was not under way. */
-static bool sweep_wave(struct tp_wave *wave, unsigned *ended) {
+ * again meanwhile. True: it was under way, and has ended. */
+static bool sweep_wave(struct tp_wave *wave) {
     uint32_t refs = atomic_load_explicit(&wave->refs, memory_order_relaxed);
     do {
         if (refs == 0 || atomic_load_explicit(&wave->state, memory_order_relaxed) != TP_WAVE_SENT)
@@ -378,24 +378,21 @@ static bool sweep_wave(struct tp_wave *wave, unsigned *ended) {
     bool under_way = atomic_load_explicit(&wave->state, memory_order_acquire) == TP_WAVE_SENT;
     if (under_way)
         tp_wave_query(wave);
-    *ended += under_way && atomic_load_explicit(&wave->state, memory_order_acquire) != TP_WAVE_SENT;
+    bool ended =
+        under_way && atomic_load_explicit(&wave->state, memory_order_acquire) != TP_WAVE_SENT;
     tp_wave_let_go(wave);
-    return under_way;
+    return ended;
 }
 
-unsigned tp_device_sweep(bool send, unsigned *ret_ended) {
-    unsigned found = 0;
+unsigned tp_device_sweep(void) {
     unsigned ended = 0;
     int highest = atomic_load(&highest_device);
-    if (send)
-        send_gathering(false);
     for (int device = 0; device <= highest; device++) {
         for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
             struct tp_wave_queue *queue = &queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS];
             for (struct tp_wave *wave = atomic_load(&queue->all); wave; wave = wave->also)
-                found += sweep_wave(wave, &ended);
+                ended += sweep_wave(wave);
         }
     }
-    *ret_ended = ended;
-    return found;
+    return ended;
 }
