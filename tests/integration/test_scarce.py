@@ -165,10 +165,12 @@ def address_space(pid):
 def test_a_limit_of_addresses(cluster, start):
     """ulimit -v: an engine that has none for the store's memory runs as stock, and maps it when it may."""
     store = start("store", cluster.store_environment(), 768 * MIB)
-    plain = start("plain", {})
+    # glibc would give threads that meet each other arenas of their own, of 64 MiB and more of addresses.
+    arenas = {"MALLOC_ARENA_MAX": "1"}
+    plain = start("plain", arenas)
     moves(plain, 0)
     limits = {resource.RLIMIT_AS: address_space(plain.pid) + 512 * MIB}
-    engine = start("engine", cluster.engine_environment(TIDEPOOL_LOG="warn"), 0, limits)
+    engine = start("engine", cluster.engine_environment(TIDEPOOL_LOG="warn", **arenas), 0, limits)
     moves(engine, 1)
     status.until(lambda: engine.warnings, "it says so", 5)
     (line,) = engine.warnings
