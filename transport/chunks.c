@@ -139,7 +139,10 @@ void tp_chunks_expect(struct tp_chunks *chunks, struct tp_gpu *gpu, const void *
                       uint64_t run_bytes) {
     uint64_t here;
     uint64_t there;
+    uint64_t left = chunks->map_bytes - (uint64_t)((const char *)address - chunks->address);
     struct tp_chunk *first = tp_chunk_at(chunks, address, &here);
+    /* The caller has not looked at what follows: it may be another segment's, or nobody's. */
+    run_bytes = run_bytes < left ? run_bytes : left;
     if (here >= run_bytes || !tp_gpu_wants_registration(gpu) ||
         !tp_registrar_has_room(chunks->chunk_bytes))
         return;

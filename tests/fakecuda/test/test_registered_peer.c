@@ -56,6 +56,42 @@ static void submit_one(uint64_t id, int opcode, uint64_t offset, uint64_t bytes)
     submit(id, &r, 1);
 }
 
+static void no_violation(void) {
+    cr_assert_eq(DRIVER(fakecuda_violations)(), 0, "%s", DRIVER(fakecuda_last_violation)());
+}
+
+/* ---- what lies behind a request in its submit ---- */
+
+/* It would go on from where the good request ends, beyond the segment. */
+static void check_behind(uint64_t bytes) {
+    static unsigned char got[CHUNK];
+    struct rig_request r[2];
+    struct tp_submit begun;
+    struct tp_task_status status = {0};
+    start(REGISTER, FAKE_GOOD);
+    r[0] = rig_make(TP_OP_READ, gpu_at(0), 1, FAKE_BASE + BYTES - CHUNK, CHUNK);
+    r[1] = rig_make(TP_OP_READ, gpu_at(CHUNK), 1, FAKE_BASE + BYTES, bytes);
+    cr_assert_eq(rig_begin(engine, 0x18, 2, r, 2, &begun), TP_PLAN_MIXED);
+    tp_submit_commit(&begun);
+    for (uint64_t end = rig_ms() + 5000; rig_ms() < end && status.state != TP_TASK_COMPLETED;)
+        cr_assert_eq(tp_batch_task_status(0x18, 0, &status), TP_ANSWER_LOCAL);
+    cr_assert_eq(status.state, TP_TASK_COMPLETED);
+    cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, CHUNK), 0);
+    cr_assert_eq(memcmp(got, store.memory + BYTES - CHUNK, CHUNK), 0);
+    cr_assert_eq(counted(TP_FALLBACK_OUT_OF_RANGE), 1);
+    cr_assert_eq(rig_free(0x18), 0);
+    fake_end(&store);
+    no_violation();
+}
+
+Test(registered_peer, a_request_beyond_the_segment, .timeout = 60) {
+    check_behind(3 * CHUNK);
+}
+
+Test(registered_peer, a_request_far_beyond_the_segment, .timeout = 60) {
+    check_behind(UINT64_C(1) << 40);
+}
+
 static bool becomes(enum tp_counter counter, uint64_t value) {
     for (uint64_t end = rig_ms() + 5000; rig_ms() < end; usleep(1000)) {
         if (counted(counter) == value)
@@ -70,10 +106,6 @@ static void register_all(void) {
     cr_assert_eq(rig_free(0x70), 0);
     cr_assert(becomes(TP_REGISTERED_BYTES, BYTES));
     cr_assert_eq(counted(TP_REGISTRATIONS), 7);
-}
-
-static void no_violation(void) {
-    cr_assert_eq(DRIVER(fakecuda_violations)(), 0, "%s", DRIVER(fakecuda_last_violation)());
 }
 
 Test(registered_peer, blocks_that_together_are_half_a_chunk, .timeout = 60) {
