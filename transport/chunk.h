@@ -110,4 +110,7 @@ bool tp_registrar_may_replace(void);
  * counter. */
 uint64_t tp_chunk_outlasts(const struct tp_chunk *chunk);
 
+/* The same at least, for any chunk. */
+uint64_t tp_chunk_least_idle(void);
+
 #endif

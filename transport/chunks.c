@@ -38,7 +38,7 @@ void tp_registrar_set_idle_ms(unsigned ms) {
     atomic_store(&idle_ticks, ms * TICKS_A_MS);
 }
 
-static uint64_t least_idle(void) {
+uint64_t tp_chunk_least_idle(void) {
     return atomic_load_explicit(&idle_ticks, memory_order_relaxed);
 }
 
@@ -157,7 +157,8 @@ static void touch(struct tp_chunk *chunk) {
     uint64_t now = __rdtsc();
     uint64_t visit = atomic_load_explicit(&chunk->visit, memory_order_relaxed);
     atomic_store_explicit(&chunk->used, now, memory_order_relaxed);
-    if (visit && now - visit < least_idle() / VISITS_IN_IDLE)
+    /* Another thread's visit may have begun after `now`. */
+    if (visit && (now < visit || now - visit < tp_chunk_least_idle() / VISITS_IN_IDLE))
         return;
     atomic_store_explicit(&chunk->gap, visit ? now - visit : 0, memory_order_relaxed);
     atomic_store_explicit(&chunk->visit, now, memory_order_relaxed);
@@ -165,7 +166,8 @@ static void touch(struct tp_chunk *chunk) {
 
 uint64_t tp_chunk_outlasts(const struct tp_chunk *chunk) {
     uint64_t twice = 2 * atomic_load_explicit(&chunk->gap, memory_order_relaxed);
-    return twice > least_idle() ? twice : least_idle();
+    uint64_t least = tp_chunk_least_idle();
+    return twice > least ? twice : least;
 }
 
 /* Have a chunk that is not registered at once registered later, if that is worth it. */

@@ -307,7 +307,9 @@ static void replace(struct tp_chunk *chunk) {
         outcome = register_chunk(chunk, chunk->gpu, idle_ticks);
     if (outcome != FULL)
         return;
-    atomic_store_explicit(&registrar.none_until, __rdtsc() + idle_ticks / 8, memory_order_relaxed);
+    /* Not by this chunk's own measure, which may be hours: it holds for all. */
+    atomic_store_explicit(&registrar.none_until, __rdtsc() + tp_chunk_least_idle() / 8,
+                          memory_order_relaxed);
     tp_count(TP_REGISTER_FULL, 1);
 }
 

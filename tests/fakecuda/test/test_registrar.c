@@ -5,6 +5,7 @@
  * to stays registered; what the driver refuses is counted, and the copy goes on without.
  */
 #include "chunks_rig.h"
+#include "transport/chunk.h"
 
 #include <criterion/criterion.h>
 
@@ -334,6 +335,40 @@ Test(registrar, an_aborted_plan_lets_go, .timeout = 60) {
     cr_assert(comes(mapped, 1, 5000));
     cr_assert_not(is_registered(mapped, 0));
     tp_device_release(&job);
+    tp_registrar_stop();
+    cr_assert_not(unmap_segment(mapped));
+    no_violation();
+}
+
+/* Another processor's clock, or its hold that came between, may be ahead. */
+Test(registrar, a_hold_from_the_future_is_no_visit_long_ago, .timeout = 60) {
+    uint64_t left;
+    begin(REGISTER ", \"register_max_bytes\": \"3M\"", CHUNK);
+    struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
+    struct tp_chunk *chunk = tp_chunk_at(mapped->chunks, mapped->address, &left);
+    cr_assert_not(hold_once(mapped, 0));
+    atomic_fetch_add(&chunk->visit, 3000000);
+    cr_assert_not(hold_once(mapped, 0));
+    cr_assert_eq(atomic_load(&chunk->gap), 0, "%zx", (size_t)atomic_load(&chunk->gap));
+    cr_assert_not(unmap_segment(mapped));
+    no_violation();
+}
+
+/* Nothing may give way for what came back after an hour; for what comes back in no time, it may. */
+Test(registrar, one_that_comes_back_late_is_in_nobodys_way, .timeout = 60) {
+    uint64_t left;
+    begin(REGISTER ", \"register_max_bytes\": \"6M\"", CHUNK);
+    tp_registrar_set_idle_ms(20);
+    struct mapped *mapped = map_segment(3 * CHUNK, 3 * CHUNK, 4096);
+    struct tp_chunk *late = tp_chunk_at(mapped->chunks, mapped->address + CHUNK, &left);
+    cr_assert(touch(mapped, 0));
+    cr_assert_not(hold_once(mapped, 1));
+    atomic_store(&late->gap, UINT64_C(3000000000) * 3600);
+    for (uint64_t end = rig_now_ms() + 5000; !counted(TP_REGISTER_FULL) && rig_now_ms() < end;)
+        cr_assert_not(hold_once(mapped, 1));
+    cr_assert_eq(counted(TP_REGISTER_FULL), 1);
+    cr_assert(comes(mapped, 2, 5000));
+    cr_assert_not(is_registered(mapped, 0));
     tp_registrar_stop();
     cr_assert_not(unmap_segment(mapped));
     no_violation();
