@@ -140,10 +140,10 @@ static bool driver_unregister(struct tp_chunk *chunk) {
 
 /* ---- the limit ---- */
 
-/* A quarter of the limit, or all of it where no chunk has room. */
+/* A quarter of the limit, or all of it where the rest has no room for a chunk. */
 uint64_t tp_registrar_pinned_share(void) {
     uint64_t limit = tp_config()->engine.register_max_bytes;
-    return limit == 0 ? UINT64_MAX : limit < TP_CHUNK_BYTES ? limit : limit / 4;
+    return limit == 0 ? UINT64_MAX : limit - limit / 4 < TP_CHUNK_BYTES ? limit : limit / 4;
 }
 
 /* What chunks have to leave to pinned memory, whether it is there or not: it is needed just when
@@ -252,23 +252,23 @@ static bool let_ended_go(void) {
     return ended > 0;
 }
 
-static bool pinned_fits(void) {
+static bool pinned_fits(uint64_t more) {
     uint64_t limit = tp_config()->engine.register_max_bytes;
-    return limit == 0 || registrar.bytes + registrar.pinned <= limit;
+    return limit == 0 || registrar.bytes + registrar.pinned + more <= limit;
 }
 
-/* Chunks are in the way only where more GPUs than at first share the limit. */
+/* Chunks are in the way only where more GPUs than at first share the limit. Counted once there is
+ * room: others subtract what is pinned from the limit. */
 bool tp_registrar_take_pinned(uint64_t bytes) {
     enum outcome outcome = READY;
     pthread_mutex_lock(&registrar.lock);
-    registrar.pinned += bytes;
-    while (outcome == READY && !pinned_fits()) {
+    while (outcome == READY && !pinned_fits(bytes)) {
         outcome = evict(0);
         if (outcome == FULL && let_ended_go())
             outcome = READY;
     }
-    if (outcome != READY)
-        registrar.pinned -= bytes;
+    if (outcome == READY)
+        registrar.pinned += bytes;
     pthread_mutex_unlock(&registrar.lock);
     return outcome == READY;
 }

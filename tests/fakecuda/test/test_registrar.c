@@ -374,6 +374,41 @@ Test(registrar, one_that_comes_back_late_is_in_nobodys_way, .timeout = 60) {
     no_violation();
 }
 
+/* ---- pinned memory ---- */
+
+static _Atomic bool ended;
+
+/* As the pools of so many GPUs that the limit is in their way. */
+static void *ask_for_more(void *arg) {
+    while (!atomic_load(&ended))
+        must(!tp_registrar_take_pinned(MIB), "there is no room");
+    return arg;
+}
+
+Test(registrar, what_is_asked_for_and_refused_makes_no_room, .timeout = 60) {
+    pthread_t threads[3];
+    unsigned pinned = 0;
+    begin(REGISTER ", \"register_max_bytes\": \"12M\"", CHUNK);
+    struct mapped *mapped = map_segment(64 * CHUNK, 64 * CHUNK, 4096);
+    while (tp_registrar_take_pinned(MIB))
+        pinned++;
+    cr_assert_eq(pinned, 12);
+    for (unsigned i = 0; i < 3; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, ask_for_more, NULL), 0);
+    for (uint64_t end = rig_now_ms() + 1000; rig_now_ms() < end;) {
+        for (unsigned i = 0; i < 64; i++)
+            (void)hold_once(mapped, i);
+    }
+    cr_assert_eq(counted(TP_REGISTRATIONS), 0);
+    atomic_store(&ended, true);
+    for (unsigned i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    tp_registrar_give_pinned(12 * MIB);
+    tp_registrar_stop();
+    cr_assert_not(unmap_segment(mapped));
+    no_violation();
+}
+
 /* ---- in the background ---- */
 
 Test(registrar, a_chunk_touched_a_little_is_registered_meanwhile, .timeout = 60) {

@@ -172,6 +172,10 @@ Test(staging, a_limit_below_a_chunk, .timeout = 60) {
     check_limit("\"3M\"", 3 * MIB, true);
 }
 
+Test(staging, a_limit_of_a_chunk, .timeout = 60) {
+    check_limit("\"4M\"", 4 * MIB, true);
+}
+
 Test(staging, a_limit_that_is_no_multiple_of_anything, .timeout = 60) {
     check_limit("5242887", 5242887, true);
 }
