@@ -49,8 +49,10 @@ bool tp_stage_work_left(void);
 /* How many there are; at least 1, also when none could be started. */
 uint32_t tp_stage_threads(void);
 
-/* `bytes` were queued, or have landed: wake as many sleepers as they are worth. Starts the threads
- * at first. */
+/* `bytes` were queued: wake as many sleepers as they are worth. Starts the threads at first. */
 void tp_stage_news(uint64_t bytes);
+
+/* Somebody else leaves work behind: one thread looks if all are asleep. Starts none. */
+void tp_stage_rouse(void);
 
 #endif

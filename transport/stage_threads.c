@@ -23,9 +23,8 @@
 
 static struct {
     pthread_t threads[TP_COPY_THREADS_MAX];
-    pthread_mutex_t lock; /* guards what is not atomic */
-    unsigned count;
-    _Atomic uint32_t wanted;
+    pthread_mutex_t lock; /* for starting and ending them */
+    _Atomic uint32_t count, wanted;
     _Atomic bool started, stop, watched;
     _Atomic uint32_t news; /* futex: grows when there is something to do */
     _Atomic uint32_t sleeping;
@@ -104,6 +103,13 @@ void tp_stage_news(uint64_t bytes) {
     atomic_fetch_add(&team.news, 1);
     if (atomic_load(&team.sleeping) > 0)
         wake(share < TP_COPY_THREADS_MAX ? (uint32_t)share : TP_COPY_THREADS_MAX);
+}
+
+void tp_stage_rouse(void) {
+    atomic_fetch_add(&team.news, 1); /* also for those that are about to sleep */
+    uint32_t sleeping = atomic_load(&team.sleeping);
+    if (sleeping > 0 && sleeping >= atomic_load(&team.count))
+        wake(1);
 }
 
 void tp_stage_stop(void) {

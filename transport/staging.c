@@ -73,17 +73,21 @@ static struct tp_slot *pop(struct slots *list) {
 /* ---- the GPUs ---- */
 
 void tp_stage_prepare(struct tp_gpu *gpu) {
-    struct tp_stage *pair = stages[tp_gpu_device(gpu)];
+    int device = tp_gpu_device(gpu);
+    int highest = atomic_load(&highest_device);
+    struct tp_stage *pair = stages[device];
     if (!tp_gpu_stages(gpu))
         return;
     pthread_once(&stages_once, init_stages);
     pair[0].gpu = gpu;
     pair[1].gpu = gpu;
     tp_slots_prepare();
+    /* The threads look at it from the first job on, whoever's that is. */
+    while (highest < device && !atomic_compare_exchange_weak(&highest_device, &highest, device))
+        continue;
 }
 
 bool tp_stage_ready(struct tp_gpu *gpu) {
-    int device = tp_gpu_device(gpu);
     if (tp_slots_made(gpu))
         return !tp_gpu_lost(gpu);
     if (!tp_gpu_stages(gpu))
@@ -91,10 +95,6 @@ bool tp_stage_ready(struct tp_gpu *gpu) {
     struct tp_slot *slot = tp_slot_take(gpu);
     if (slot)
         tp_slot_give(gpu, slot);
-    int highest = atomic_load(&highest_device);
-    while (slot && highest < device &&
-           !atomic_compare_exchange_weak(&highest_device, &highest, device))
-        continue;
     return slot;
 }
 
@@ -331,7 +331,9 @@ void tp_stage_start(struct tp_stage_job *job, struct tp_gpu *gpu, bool to_device
     tp_stage_news(bytes); /* the job may have ended by now */
 }
 
+/* Who polls may have kept the last slot from the threads meanwhile, and may not come back soon. */
 void tp_stage_help(struct tp_stage_job *job) {
-    if (job->stage && tp_stage_look(job) == TP_STAGE_RUNNING)
-        (void)step(job->stage);
+    bool did = job->stage && tp_stage_look(job) == TP_STAGE_RUNNING && step(job->stage);
+    if (did && (tp_stage_in_flight() || tp_stage_work_left()))
+        tp_stage_rouse();
 }

@@ -5,6 +5,7 @@
  * what fails is told as failed.
  */
 #include "chunks_rig.h"
+#include "transport/stage_slot.h"
 
 #include <criterion/criterion.h>
 #include <sys/wait.h>
@@ -243,19 +244,87 @@ Test(staging, pollers_do_without_threads, .timeout = 60) {
     end(mapped);
 }
 
+/* The first slot is there, and whoever made it has not gone on yet. */
+static _Atomic bool hold_up, held_up;
+void __real_tp_slot_give(struct tp_gpu *by, struct tp_slot *slot);
+void __wrap_tp_slot_give(struct tp_gpu *by, struct tp_slot *slot);
+
+void __wrap_tp_slot_give(struct tp_gpu *by, struct tp_slot *slot) {
+    __real_tp_slot_give(by, slot);
+    if (!atomic_exchange(&hold_up, false))
+        return;
+    atomic_store(&held_up, true);
+    usleep(2000000);
+}
+
+static void *make_ready(void *arg) {
+    (void)tp_stage_ready(tp_gpu_get(0));
+    return arg;
+}
+
+static bool ends_by_itself(const struct tp_device_job *job, uint64_t limit_ms) {
+    uint64_t end_ms = rig_now_ms() + limit_ms;
+    while (tp_device_look(job, TP_DEVICE_GROUPS) == TP_DEVICE_RUNNING && rig_now_ms() < end_ms)
+        usleep(100);
+    return tp_device_look(job, TP_DEVICE_GROUPS) == TP_DEVICE_DONE;
+}
+
+Test(staging, the_second_user_of_a_gpu_need_not_wait_for_the_first, .timeout = 60) {
+    struct tp_device_job job = {0};
+    struct part all = {0, 0, CHUNK};
+    pthread_t first;
+    begin(REGISTER, CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
+    atomic_store(&hold_up, true);
+    cr_assert_eq(pthread_create(&first, NULL, make_ready, NULL), 0);
+    while (!atomic_load(&held_up))
+        usleep(1000);
+    submit(&job, mapped, true, &all, 1);
+    cr_assert(ends_by_itself(&job, 1000));
+    pthread_join(first, NULL);
+    tp_device_reset(&job);
+    tp_device_release(&job);
+    end(mapped);
+}
+
 Test(staging, nobody_need_poll_for_the_bytes_to_come, .timeout = 60) {
     struct tp_device_job job = {0};
     struct part all = {0, 0, CHUNK};
     begin(REGISTER, CHUNK, NONE_REGISTERED);
     struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
     submit(&job, mapped, false, &all, 1);
-    for (uint64_t end_ms = rig_now_ms() + 5000;
-         tp_device_look(&job, TP_DEVICE_GROUPS) == TP_DEVICE_RUNNING && rig_now_ms() < end_ms;)
-        usleep(1000);
-    cr_assert_eq(tp_device_look(&job, TP_DEVICE_GROUPS), TP_DEVICE_DONE);
+    cr_assert(ends_by_itself(&job, 5000));
     tp_device_reset(&job);
     tp_device_release(&job);
     end(mapped);
+}
+
+/* Whoever polls takes steps for others too, and leaves once its own copies have ended. */
+static void check_left_alone(bool to_device) {
+    struct tp_device_job jobs[2] = {0};
+    struct part parts[2] = {{0, 0, CHUNK}, {CHUNK, CHUNK, CHUNK}};
+    begin(REGISTER ", \"register_max_bytes\": \"2M\"", 2 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(2 * CHUNK, 2 * CHUNK, 4096);
+    for (unsigned round = 0; round < 50; round++) {
+        submit(&jobs[0], mapped, to_device, &parts[0], 1);
+        submit(&jobs[1], mapped, to_device, &parts[1], 1);
+        cr_assert_eq(finish(&jobs[0]), TP_DEVICE_DONE);
+        cr_assert(ends_by_itself(&jobs[1], 5000), "round %u", round);
+        tp_device_reset(&jobs[0]);
+        tp_device_reset(&jobs[1]);
+    }
+    cr_assert_eq(counted(TP_STAGED_BYTES), UINT64_C(100) * CHUNK);
+    tp_device_release(&jobs[0]);
+    tp_device_release(&jobs[1]);
+    end(mapped);
+}
+
+Test(staging, what_a_poller_leaves_is_seen_to_from_the_gpu, .timeout = 60) {
+    check_left_alone(false);
+}
+
+Test(staging, what_a_poller_leaves_is_seen_to_to_the_gpu, .timeout = 60) {
+    check_left_alone(true);
 }
 
 Test(staging, a_child_of_a_fork_leaves_it_alone, .timeout = 60) {
