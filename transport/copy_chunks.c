@@ -74,20 +74,20 @@ static int add_staged(struct tp_device_job *job, const struct tp_chunk_copy *cop
                                 copy->here + done, bytes, ret_group);
 }
 
-/* There is room for all. A chunk that is registered only now is as good. */
-static void add_all(struct tp_device_job *job, struct tp_chunks *chunks,
-                    const struct tp_chunk_copy *copy, const struct ways *ways,
-                    struct tp_chunk_cursor *cursor, uint8_t *ret_group) {
+/* There is room for all, and it fails only when the GPU has been lost: then the whole group fails
+ * at its start. A chunk that is registered only now is as good. */
+static int add_all(struct tp_device_job *job, struct tp_chunks *chunks,
+                   const struct tp_chunk_copy *copy, const struct ways *ways,
+                   struct tp_chunk_cursor *cursor, uint8_t *ret_group) {
     uint64_t part = 0;
-    for (uint64_t done = 0; done < copy->bytes; done += part) {
+    int error = 0;
+    for (uint64_t done = 0; done < copy->bytes && error == 0; done += part) {
         uint64_t here;
         struct tp_chunk *chunk = tp_chunk_at(chunks, copy->there + done, &here);
         bool staged = ways->staged && !tp_chunk_registered(chunk);
         part = least(here, copy->bytes - done);
-        if (staged)
-            (void)add_staged(job, copy, ways->mapped, done, part, ret_group);
-        else
-            (void)add_part(job, copy, ways->mapped, chunk, done, part, ret_group);
+        error = staged ? add_staged(job, copy, ways->mapped, done, part, ret_group)
+                       : add_part(job, copy, ways->mapped, chunk, done, part, ret_group);
         *cursor = (struct tp_chunk_cursor){.first = copy->there + done,
                                            .end = copy->there + done + here,
                                            .chunk = ways->mapped ? chunk : NULL,
@@ -95,6 +95,7 @@ static void add_all(struct tp_device_job *job, struct tp_chunks *chunks,
                                            .to_device = copy->to_device,
                                            .staged = staged};
     }
+    return error;
 }
 
 /* Most copies of a submit go where the one before went. */
@@ -129,10 +130,10 @@ int tp_chunks_add(struct tp_device_job *job, struct tp_chunks *chunks,
     tp_chunks_expect(chunks, gpu, copy->there, copy->run_bytes);
     hold_all(chunks, gpu, copy, &ways);
     int error = reserve(job, copy, &ways);
-    if (error == 0) {
-        add_all(job, chunks, copy, &ways, cursor, ret_group);
+    if (error == 0)
+        error = add_all(job, chunks, copy, &ways, cursor, ret_group);
+    if (error == 0)
         *(ways.registered ? &job->hits : &job->misses) += 1;
-    }
     release_all(chunks, copy);
     return error;
 }

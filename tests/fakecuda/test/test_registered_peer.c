@@ -8,6 +8,7 @@
 
 #include <criterion/criterion.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #define NAME "127.0.0.1:1"
 #define CHUNK (4 * MIB)
@@ -211,6 +212,23 @@ Test(registered_peer, what_is_not_registered_is_staged, .timeout = 60) {
     check_read(0x81);
     cr_assert_eq(counted(TP_STAGED_BYTES), 2 * BYTES);
     cr_assert_eq(counted(TP_LOCAL_READ_BYTES) + counted(TP_LOCAL_WRITE_BYTES), 2 * BYTES);
+    fake_end(&store);
+    no_violation();
+}
+
+Test(registered_peer, a_child_of_a_fork_knows_of_no_copies, .timeout = 60) {
+    struct tp_task_status status;
+    start_staged(FAKE_GOOD);
+    submit_one(0x88, TP_OP_READ, 0, BYTES);
+    for (unsigned i = 0; i < 10; i++) {
+        pid_t child = fork();
+        if (child == 0)
+            _exit(tp_batch_status(0x88, &status) != TP_ANSWER_UNKNOWN);
+        int ended = 1;
+        cr_assert_eq(waitpid(child, &ended, 0), child);
+        cr_assert_eq(ended, 0);
+    }
+    check_read(0x88);
     fake_end(&store);
     no_violation();
 }

@@ -8,6 +8,8 @@
 #include "transport/stage_slot.h"
 
 #include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+#include <errno.h>
 #include <sys/wait.h>
 
 #define CHUNK (4 * MIB)
@@ -336,10 +338,8 @@ Test(staging, a_child_of_a_fork_leaves_it_alone, .timeout = 60) {
     struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
     submit(&job, mapped, false, &all, 1);
     pid_t child = fork();
-    if (child == 0) {
-        tp_device_poll(&job);
+    if (child == 0)
         _exit(tp_gpu_get(0) ? 1 : 0);
-    }
     int status = 1;
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert_eq(status, 0);
@@ -431,6 +431,66 @@ Test(staging_faults, a_lost_context, .timeout = 60) {
 
 Test(staging_faults, a_context_that_cannot_be_entered, .timeout = 60) {
     check_fault("auto", "cuCtxPushCurrent:*=201", true, TP_DEVICE_FAILED);
+}
+
+/* Another thread finds the context lost while a copy is planned: at one of the plan's looks. */
+static _Atomic int looks_left = -1;
+struct tp_gpu *__real_tp_gpu_get(int device);
+struct tp_gpu *__wrap_tp_gpu_get(int device);
+
+struct tp_gpu *__wrap_tp_gpu_get(int device) {
+    if (atomic_fetch_sub(&looks_left, 1) == 0)
+        tp_gpu_give_up(__real_tp_gpu_get(device), "a test has said so");
+    return __real_tp_gpu_get(device);
+}
+
+static void check_lost_at(int look, const char *failures) {
+    struct tp_device_job job = {0};
+    struct tp_chunk_cursor cursor = {0};
+    uint8_t group = 0;
+    uint64_t seed = 4;
+    unsigned char *got = malloc(2 * CHUNK);
+    begin(REGISTER, 2 * CHUNK, failures);
+    struct mapped *mapped = map_segment(2 * CHUNK, 2 * CHUNK, 4096);
+    fill_random((unsigned char *)mapped->address, 2 * CHUNK, &seed);
+    struct tp_chunk_copy copy = {.to_device = true,
+                                 .there = mapped->address,
+                                 .here = (char *)(uintptr_t)gpu,
+                                 .bytes = 2 * CHUNK,
+                                 .run_bytes = 2 * CHUNK};
+    atomic_store(&looks_left, look);
+    int error = tp_chunks_add(&job, mapped->chunks, &cursor, &copy, &group);
+    if (error == 0) {
+        tp_device_start(&job);
+        if (finish(&job) == TP_DEVICE_DONE) {
+            cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, 2 * CHUNK), 0);
+            cr_assert_eq(memcmp(got, mapped->address, 2 * CHUNK), 0, "success means the bytes");
+        }
+    } else {
+        cr_assert_eq(error, -ENODEV);
+    }
+    tp_device_reset(&job);
+    tp_device_release(&job);
+    free(got);
+    end(mapped);
+}
+
+ParameterizedTestParameters(staging_faults, lost_while_planned) {
+    static int looks[] = {0, 1, 2, 3, 4, 5, 6};
+    return cr_make_param_array(int, looks, 7);
+}
+
+ParameterizedTest(int *look, staging_faults, lost_while_planned, .timeout = 60) {
+    check_lost_at(*look, NONE_REGISTERED);
+}
+
+ParameterizedTestParameters(staging_faults, lost_while_planned_and_registered) {
+    static int looks[] = {0, 1, 2, 3, 4, 5, 6};
+    return cr_make_param_array(int, looks, 7);
+}
+
+ParameterizedTest(int *look, staging_faults, lost_while_planned_and_registered, .timeout = 60) {
+    check_lost_at(*look, "");
 }
 
 Test(staging_faults, a_kernel_that_cannot_be_started, .timeout = 60) {
