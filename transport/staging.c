@@ -269,9 +269,10 @@ static bool step_empty(struct tp_stage *stage) {
     return true;
 }
 
+/* Sent first: a slot that gets free in a step is the next one's, which goes the other way. */
 static bool step(struct tp_stage *stage) {
-    bool did = step_poll(stage);
-    did = step_send(stage) || did;
+    bool did = step_send(stage);
+    did = step_poll(stage) || did;
     return step_empty(stage) || did;
 }
 

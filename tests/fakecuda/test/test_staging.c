@@ -329,6 +329,33 @@ Test(staging, what_a_poller_leaves_is_seen_to_to_the_gpu, .timeout = 60) {
     check_left_alone(true);
 }
 
+/* A long queue one way, and a little the other way behind it: they take turns at the only slot. */
+static void check_turns(bool long_to_device) {
+    struct tp_device_job jobs[2] = {0};
+    struct part parts[2] = {{0, 0, 24 * CHUNK}, {24 * CHUNK, 24 * CHUNK, CHUNK}};
+    setenv("FAKECUDA_DELAY_US", "5000", 1);
+    begin(REGISTER ", \"register_max_bytes\": \"6M\"", 25 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(25 * CHUNK, 25 * CHUNK, 4096);
+    submit(&jobs[0], mapped, long_to_device, &parts[0], 1);
+    submit(&jobs[1], mapped, !long_to_device, &parts[1], 1);
+    cr_assert(ends_by_itself(&jobs[1], 20000));
+    cr_assert_eq(tp_device_look(&jobs[0], TP_DEVICE_GROUPS), TP_DEVICE_RUNNING);
+    cr_assert_eq(finish(&jobs[0]), TP_DEVICE_DONE);
+    for (unsigned i = 0; i < 2; i++) {
+        tp_device_reset(&jobs[i]);
+        tp_device_release(&jobs[i]);
+    }
+    end(mapped);
+}
+
+Test(staging, a_put_has_its_turn_among_many_gets, .timeout = 60) {
+    check_turns(true);
+}
+
+Test(staging, a_get_has_its_turn_among_many_puts, .timeout = 60) {
+    check_turns(false);
+}
+
 Test(staging, a_child_of_a_fork_leaves_it_alone, .timeout = 60) {
     struct tp_device_job job = {0};
     struct part all = {0, 0, CHUNK};
