@@ -347,7 +347,7 @@ Test(registrar, a_hold_from_the_future_is_no_visit_long_ago, .timeout = 60) {
     struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
     struct tp_chunk *chunk = tp_chunk_at(mapped->chunks, mapped->address, &left);
     cr_assert_not(hold_once(mapped, 0));
-    atomic_fetch_add(&chunk->visit, 3000000);
+    atomic_fetch_add(&chunk->visit, UINT64_C(3000000000));
     cr_assert_not(hold_once(mapped, 0));
     cr_assert_eq(atomic_load(&chunk->gap), 0, "%zx", (size_t)atomic_load(&chunk->gap));
     cr_assert_not(unmap_segment(mapped));
@@ -364,9 +364,10 @@ Test(registrar, one_that_comes_back_late_is_in_nobodys_way, .timeout = 60) {
     cr_assert(touch(mapped, 0));
     cr_assert_not(hold_once(mapped, 1));
     atomic_store(&late->gap, UINT64_C(3000000000) * 3600);
+    atomic_store(&late->visit, UINT64_MAX); /* and this visit lasts */
     for (uint64_t end = rig_now_ms() + 5000; !counted(TP_REGISTER_FULL) && rig_now_ms() < end;)
         cr_assert_not(hold_once(mapped, 1));
-    cr_assert_eq(counted(TP_REGISTER_FULL), 1);
+    cr_assert_geq(counted(TP_REGISTER_FULL), 1);
     cr_assert(comes(mapped, 2, 5000));
     cr_assert_not(is_registered(mapped, 0));
     tp_registrar_stop();
