@@ -37,8 +37,8 @@ struct plan {
     struct tp_task *tasks; /* of this submit */
     struct tp_range_hint hint;
     struct tp_chunk_cursor cursor;
-    uint32_t index;   /* of the request under plan */
-    uint64_t run_end; /* requests from there on continue each other in the store up to here */
+    uint32_t index;              /* of the request under plan */
+    uint64_t run_start, run_end; /* where requests continue each other in the store */
     /* What the last request's handle stands for: */
     bool known;
     uint64_t handle;
@@ -72,6 +72,7 @@ static void resolve(struct plan *plan, uint64_t handle) {
         return;
     plan->known = true;
     plan->handle = handle;
+    plan->run_end = 0; /* it was another store's */
     plan->peer = NULL;
     plan->reason = TP_FALLBACK_NO_PEER;
     struct tp_name *name = tp_engine_name(plan->engine, handle);
@@ -119,8 +120,9 @@ static bool overlap(uintptr_t a, uintptr_t b, uint64_t bytes) {
  * once. */
 static uint64_t run_bytes(struct plan *plan, const struct tp_request *request) {
     uint64_t at = request->target_offset;
-    if (at < plan->run_end && request->length <= plan->run_end - at)
+    if (at >= plan->run_start && at < plan->run_end && request->length <= plan->run_end - at)
         return plan->run_end - at;
+    plan->run_start = at;
     plan->run_end = at + request->length;
     for (size_t i = plan->index + 1; i < plan->requests->count; i++) {
         struct tp_request next = request_at(plan->requests, i);

@@ -15,6 +15,7 @@
 #define BYTES (20 * MIB)
 #define REGISTER "\"register_peer_memory\": true, \"register_ahead_chunks\": 0"
 
+static struct tp_config *config;
 static struct tp_engine *engine;
 static struct fake_store store;
 static int engine_key;
@@ -22,7 +23,7 @@ static CUdeviceptr gpu;
 
 /* Pieces of 6 MiB: chunks of 4, 2, 4, 2, 4, 2 and 2 MiB. */
 static void start(const char *settings, enum fake_manner manner) {
-    struct tp_config *config = fake_config();
+    config = fake_config();
     load_driver(settings);
     (void)use_device(0);
     cr_assert_not_null(wait_gpu(0, 5000));
@@ -157,6 +158,45 @@ Test(registered_peer, a_request_that_is_registered_in_part, .timeout = 60) {
                   "%zu in round %u", (size_t)staged, (unsigned)round);
         cr_assert(becomes(TP_REGISTRATIONS, 1));
     }
+    fake_end(&store);
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    no_violation();
+}
+
+/* What lies between them is none of the submit's. */
+Test(registered_peer, a_little_here_and_a_little_before_it, .timeout = 60) {
+    struct rig_request r[2];
+    start(REGISTER, FAKE_GOOD);
+    r[0] = rig_make(TP_OP_READ, gpu_at(0), 1, FAKE_BASE + 18 * MIB, 4096);
+    r[1] = rig_make(TP_OP_READ, gpu_at(CHUNK), 1, FAKE_BASE, 4096);
+    submit(0x1d, r, 2);
+    cr_assert_eq(rig_finish(0x1d, NULL), TP_TASK_COMPLETED);
+    cr_assert_eq(rig_free(0x1d), 0);
+    cr_assert_eq(counted(TP_REGISTER_MISSES), 2);
+    cr_assert(becomes(TP_REGISTRATIONS, 2));
+    usleep(50000);
+    cr_assert_eq(counted(TP_REGISTRATIONS), 2, "%zu", (size_t)counted(TP_REGISTRATIONS));
+    fake_end(&store);
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    no_violation();
+}
+
+/* Its addresses lie within what the submit has moved of another store's. */
+Test(registered_peer, a_little_of_one_store_after_much_of_another, .timeout = 60) {
+    struct fake_store other;
+    struct rig_request r[2];
+    start(REGISTER, FAKE_GOOD);
+    fake_start(&other, config, &(struct fake_options){.name = "127.0.0.1:2"});
+    tp_engine_open(engine, 2, "127.0.0.1:2", strlen("127.0.0.1:2"));
+    cr_assert(rig_wait(engine, 2, FAKE_BASE, 5000));
+    r[0] = rig_make(TP_OP_READ, gpu_at(0), 1, FAKE_BASE, CHUNK);
+    r[1] = rig_make(TP_OP_READ, gpu_at(CHUNK), 2, FAKE_BASE + MIB, 4096);
+    submit(0x1c, r, 2);
+    cr_assert_eq(rig_finish(0x1c, NULL), TP_TASK_COMPLETED);
+    cr_assert_eq(rig_free(0x1c), 0);
+    cr_assert_eq(counted(TP_REGISTER_HITS), 1);
+    cr_assert_eq(counted(TP_REGISTER_MISSES), 1);
+    fake_end(&other);
     fake_end(&store);
     cr_assert(becomes(TP_REGISTERED_BYTES, 0));
     no_violation();
