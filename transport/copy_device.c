@@ -262,7 +262,11 @@ static void start_group(struct tp_device_group *group) {
     for (int method = 0; method < TP_GPU_METHODS && !group->failed; method++)
         group->failed = !gpu || !start_method(group, gpu, (enum tp_gpu_method)method, kernel_max);
     release_ops(group); /* the waves hold what they need */
-    for (uint32_t i = 0; i < group->wave_count && !tp_wave_gathering(); i++) {
+    if (tp_wave_gathering()) {
+        tp_wave_wake_flusher();
+        return;
+    }
+    for (uint32_t i = 0; i < group->wave_count; i++) {
         if (tp_wave_close(group->waves[i]))
             tp_wave_send(group->waves[i]);
     }

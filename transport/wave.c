@@ -295,11 +295,26 @@ static void send_gathering(bool old_only) {
     }
 }
 
+static bool any_open(void) {
+    bool open = false;
+    int highest = atomic_load(&highest_device);
+    for (int i = 0; i < (highest + 1) * 2 * TP_GPU_METHODS && !open; i++) {
+        int way = i % (2 * TP_GPU_METHODS);
+        struct tp_wave_queue *queue =
+            &queues[i / (2 * TP_GPU_METHODS)][way / TP_GPU_METHODS][way % TP_GPU_METHODS];
+        pthread_mutex_lock(&queue->lock);
+        open = queue->open != NULL;
+        pthread_mutex_unlock(&queue->lock);
+    }
+    return open;
+}
+
 static void sleep_until_bracket(uint64_t seen) {
     pthread_mutex_lock(&flusher.lock);
-    /* seq_cst on both sides: either the bracket sees the sleeper, or this sees the bracket. */
+    /* seq_cst on both sides: either the bracket sees the sleeper, or this sees the bracket. The
+     * same of a wave that a long bracket opens late, by the queue's lock. */
     atomic_store(&flusher.asleep, true);
-    while (atomic_load(&flusher.brackets) == seen)
+    while (atomic_load(&flusher.brackets) == seen && !any_open())
         pthread_cond_wait(&flusher.news, &flusher.lock);
     atomic_store(&flusher.asleep, false);
     pthread_mutex_unlock(&flusher.lock);
@@ -351,14 +366,18 @@ void tp_device_prepare(struct tp_gpu *gpu) {
     }
 }
 
-void tp_device_defer_begin(void) {
-    deferring++;
-    atomic_fetch_add(&flusher.brackets, 1);
+void tp_wave_wake_flusher(void) {
     if (!atomic_load(&flusher.asleep) || tp_inert())
         return;
     pthread_mutex_lock(&flusher.lock);
     pthread_cond_signal(&flusher.news);
     pthread_mutex_unlock(&flusher.lock);
+}
+
+void tp_device_defer_begin(void) {
+    deferring++;
+    atomic_fetch_add(&flusher.brackets, 1);
+    tp_wave_wake_flusher();
 }
 
 void tp_device_defer_end(void) {

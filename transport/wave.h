@@ -94,4 +94,8 @@ void tp_wave_let_go(struct tp_wave *wave);
 /* Do submits of this thread gather (tp_device_defer_begin)? */
 bool tp_wave_gathering(void);
 
+/* An open wave was left behind to gather: see that it goes out in time. Without locks; a system
+ * call after a pause only. */
+void tp_wave_wake_flusher(void);
+
 #endif
