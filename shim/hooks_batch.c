@@ -5,7 +5,8 @@
  *
  * Arguments are divided by key and results put together again. What would not mean the same in
  * parts goes to the original whole: replicas that are to lie on one node, lists of one element a
- * key beside the keys, a key that is put twice. It must not know: threads, transfers.
+ * key beside the keys, a key that is put twice, arguments for which Mooncake fails the whole call.
+ * It must not know: threads, transfers.
  */
 #include "env/env.h"
 #include "shim/hooks.h"
@@ -173,21 +174,36 @@ static bool keys_differ(const struct cxx_vector *vector, size_t keys) {
     return differ;
 }
 
-/* By the settings and what costs nothing to see. */
-static bool may_divide(const struct batch *batch, size_t keys) {
+/* Has each key as many buffers as sizes? Where one has not, Mooncake stores none. */
+static bool keys_are_even(const struct batch *batch, size_t keys) {
+    const struct cxx_vector *buffers =
+        (const struct cxx_vector *)(const void *)batch->buffers->begin;
+    const struct cxx_vector *sizes = (const struct cxx_vector *)(const void *)batch->sizes->begin;
+    bool even = true;
+
+    for (size_t i = 0; i < keys && even; i++)
+        even = buffers[i].end - buffers[i].begin == sizes[i].end - sizes[i].begin;
+    return even;
+}
+
+/* By the settings and what costs little to see. */
+static bool may_divide(const struct batch *batch, const struct tp_module *module, size_t keys) {
     const struct tp_config *config = tp_transport_on() ? tp_shim_config() : NULL;
     bool put = batch->replication != NULL;
 
     if (!config || !(put ? config->engine.batched_put : config->engine.batched_get))
         return false;
+    if (!module || module->layout_refused)
+        return false;
     if (keys < 2 || count_of(batch->buffers, element(batch)) != keys ||
-        count_of(batch->sizes, element(batch)) != keys)
+        count_of(batch->sizes, element(batch)) != keys ||
+        (batch->multi && !keys_are_even(batch, keys)))
         return false;
     return put || !batch->flag; /* a get's: replicas on one node */
 }
 
 static bool may_divide_put(const struct batch *batch, const struct tp_module *module, size_t keys) {
-    return module && keys_are_alone(batch->replication, atomic_load(&module->element_bytes)) &&
+    return keys_are_alone(batch->replication, atomic_load(&module->element_bytes)) &&
            keys_differ(batch->keys, keys);
 }
 
@@ -200,7 +216,7 @@ static struct cxx_vector *call(struct batch *batch, const void *caller, struct c
         memset(ret, 0, sizeof(*ret));
         return ret;
     }
-    if (!may_divide(batch, keys)) {
+    if (!may_divide(batch, module, keys)) {
         call_real(batch, batch->keys, batch->buffers, batch->sizes, ret);
         return ret;
     }

@@ -10,7 +10,7 @@
  *
  * The result is a std::vector returned through a hidden pointer, which the original also returns.
  * An exception of the original passes through these frames (the project is compiled with
- * -fexceptions), and ends the bracket on its way.
+ * -fexceptions) and leaves the bracket open: see end().
  */
 #include "env/env.h"
 #include "shim/hooks.h"

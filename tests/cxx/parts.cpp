@@ -94,6 +94,27 @@ static void unequal_vectors() {
         require_whole(call, kind);
     }
     require_whole(Call(0, 0), 2);
+    /* Mooncake stores nothing when one key has another number of sizes than buffers. */
+    sizes_even = false;
+    for (size_t key : {0, 1, 100, 199}) {
+        Call call(200, MIB);
+        call.all_sizes[key].push_back(1);
+        require_whole(call, 1);
+        require_whole(call, 3);
+        call.all_sizes[key].resize(1);
+        require_whole(call, 3);
+    }
+    sizes_even = true;
+}
+
+/* A module whose layouts are not known runs as stock, gets too. */
+static void refused_module() {
+    double_layout_refused = true;
+    double_element_bytes = 0;
+    for (int kind : {0, 1, 2, 3})
+        require_whole(Call(200, MIB), kind);
+    double_layout_refused = false;
+    double_element_bytes = 72;
 }
 
 /* Every field that concerns several keys, and each layout that is not known. */
@@ -285,6 +306,7 @@ int main() {
     REQUIRE(double_threads_started == 15);
     settings();
     unequal_vectors();
+    refused_module();
     configurations();
     short_configuration();
     equal_keys();

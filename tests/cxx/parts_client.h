@@ -67,6 +67,7 @@ extern "C" {
 extern unsigned double_threads_left, double_threads_started;
 unsigned long double_divided(void);
 extern size_t double_element_bytes;
+extern bool double_layout_refused;
 void set_calls(bool get, bool put, unsigned threads);
 void tp_fork_guard(void); /* from here on, this process is a forked child */
 }
@@ -88,8 +89,9 @@ struct Run {
 /* What the original does; results are made for it afterwards. */
 extern std::function<void(const Run &)> original;
 extern RealClient client;
-/* Tests that have two equal keys switch it off. */
-extern bool keys_in_order;
+/* Tests that have two equal keys, or a key with another number of sizes than buffers, switch these
+ * off. */
+extern bool keys_in_order, sizes_even;
 /* The run with this key gives one result too few. */
 extern size_t short_key;
 

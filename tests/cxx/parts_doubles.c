@@ -15,6 +15,7 @@ extern void *originals[];
 
 unsigned double_threads_left, double_threads_started;
 size_t double_element_bytes;
+bool double_layout_refused;
 
 static _Atomic unsigned long divided;
 static _Atomic bool inert;
@@ -44,6 +45,8 @@ const struct tp_config *tp_shim_config(void) {
 struct tp_module *tp_module_of(const void *return_address) {
     (void)return_address;
     atomic_store(&module.element_bytes, double_element_bytes);
+    if (module.layout_refused != double_layout_refused) /* callers are at work beside */
+        module.layout_refused = double_layout_refused;
     return &module;
 }
 

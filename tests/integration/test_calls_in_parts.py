@@ -133,6 +133,17 @@ def test_a_key_twice_stays_whole(shared, engines):
     assert calls_divided(shared, divided) == before
 
 
+@pytest.mark.parametrize("uneven", [0, COUNT // 2, COUNT - 1])
+def test_arguments_that_fail_a_whole_call(shared, engines, uneven):
+    """One key with a buffer more than sizes, and Mooncake stores none of them."""
+    divided, stock = engines
+    before = calls_divided(shared, divided)
+    put = parts.PUTS[1]
+    mine, theirs = (batch(engine, put, names("uneven"), seed=12, uneven=uneven)["results"] for engine in engines)
+    assert mine == theirs and 0 not in mine
+    assert calls_divided(shared, divided) == before
+
+
 def test_no_field_that_is_not_known(shared, engines):
     """A field that a new Mooncake adds may concern several keys: see keys_are_alone in shim/hooks_batch.c."""
     fields, room = engines[1].call(parts.config_fields)

@@ -42,25 +42,27 @@ def slices(buffer, sizes):
     return [buffer.address + index * room for index in range(len(sizes))]
 
 
-def call(w, way, keys, addresses, sizes, fields=None):
+def call(w, way, keys, addresses, sizes, fields=None, uneven=None):
     arguments = [keys, addresses, sizes]
     if way.endswith("multi_buffers"):
         arguments[1] = [[address, address + size // 2] for address, size in zip(addresses, sizes)]
         arguments[2] = [[size // 2, size - size // 2] for size in sizes]
+        if uneven is not None:
+            del arguments[2][uneven][1]
     if way in PUTS and fields:
         arguments.append(config_of(fields))
     return list(getattr(w.store, way)(*arguments))
 
 
-def batch(w, way, keys, sizes, room, seed=None, fields=None):
-    """One call. Returns its results and a checksum of each key's place."""
+def batch(w, way, keys, sizes, room, seed=None, fields=None, uneven=None):
+    """One call. Returns its results and a checksum of each key's place. `uneven`: this key has a buffer more than sizes."""
     buffer = Buffer(room * len(keys), 0)
     if seed is None:
         buffer.poison()
     else:
         buffer.bytes[:] = random_bytes(buffer.size, seed)
     assert w.store.register_buffer(buffer.address, buffer.size) == 0
-    results = call(w, way, keys, slices(buffer, sizes), sizes, fields)
+    results = call(w, way, keys, slices(buffer, sizes), sizes, fields, uneven)
     w.store.unregister_buffer(buffer.address)
     assert buffer.guards_intact
     return {"results": results, "sums": [zlib.crc32(part) for part in np.split(buffer.bytes, len(keys))]}
