@@ -14,5 +14,6 @@
 | actions_store    | what a worker can be told to do with mooncake.store                      |
 | actions_engine   | what a worker can be told to do with mooncake.engine                     |
 | actions_double   | what a worker can be told to do with GPU memory, on the double           |
+| actions_parts    | what a worker can be told to do with batched calls of many keys          |
 | actions_process  | what a worker can be told about itself: fds, threads, mappings, forks    |
 """
