@@ -145,6 +145,7 @@ static int add_copy(struct plan *plan, const struct tp_request *request, void *t
     if (device == ON_HOST)
         return tp_copy_add(&plan->part->job, to, from, request->length, &ret_task->first,
                            &ret_task->last);
+    plan->part->gpu.gpu_start = tp_range_start(&plan->hint, request->source);
     struct tp_chunks *chunks = tp_registrar_on() ? tp_peer_chunks(plan->peer, there) : NULL;
     if (chunks) {
         struct tp_chunk_copy copy = {device,          !write,          there,

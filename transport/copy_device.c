@@ -72,11 +72,12 @@ static struct tp_chunk *last_chunk(const struct tp_device_group *group) {
 }
 
 /* There is room. Nothing is merged beyond a chunk: its end may be that of a registration. */
-static void append(struct tp_device_group *group, struct tp_chunk *chunk, void *to,
-                   const void *from, size_t bytes) {
+static void append(struct tp_device_group *group, uintptr_t gpu_start, struct tp_chunk *chunk,
+                   void *to, const void *from, size_t bytes) {
     struct tp_copy_op *last = group->op_count ? &group->ops[group->op_count - 1] : NULL;
     bool same = last && last_chunk(group) == chunk;
-    if (same && continues(last, to, from)) {
+    if (same && continues(last, to, from) &&
+        (uintptr_t)(group->to_device ? last->to : last->from) >= gpu_start) {
         last->bytes += bytes;
         return;
     }
@@ -130,7 +131,7 @@ int tp_device_add_chunk(struct tp_device_job *job, int device, bool to_device, b
     int error = reserve(job, device, to_device, host_mapped, 1, &group);
     if (error)
         return error;
-    append(group, chunk, to, from, bytes);
+    append(group, job->gpu_start, chunk, to, from, bytes);
     *ret_group = count_group(job, group);
     return 0;
 }
@@ -151,7 +152,7 @@ int tp_device_add_staged(struct tp_device_job *job, int device, bool to_device, 
         return -ENOSPC;
     if (!tp_stage_reserve(&group->staged, bytes, 1))
         return -ENOMEM;
-    tp_stage_add(&group->staged, host, here, bytes);
+    tp_stage_add(&group->staged, host, here, bytes, job->gpu_start);
     *ret_group = count_group(job, group);
     return 0;
 }

@@ -44,6 +44,11 @@ struct tp_device_group {
 struct tp_device_job {
     struct tp_device_group groups[TP_DEVICE_GROUPS];
     uint32_t group_count;
+    /* Where the allocation of GPU memory begins in which copies lie that are added from now on, as
+     * far as the caller knows; 0: they lie in one. A copy is merged only with what lies behind
+     * this: the driver refuses copies that go on beyond an allocation's end, though another one
+     * begins there (seen with 580.159 on an H200: INVALID_VALUE). */
+    uintptr_t gpu_start;
     uint32_t hits, misses; /* requests whose host memory is in chunks, all registered or not */
 };
 

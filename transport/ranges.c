@@ -191,3 +191,8 @@ enum tp_memory tp_range_memory(const void *address, uint64_t bytes, struct tp_ra
         *ret_device = hint->device;
     return hint->memory;
 }
+
+uintptr_t tp_range_start(const struct tp_range_hint *hint, const void *address) {
+    uintptr_t at = (uintptr_t)address;
+    return at >= hint->first && at < hint->end ? hint->first : at;
+}

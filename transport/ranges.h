@@ -21,4 +21,8 @@ struct tp_range_hint {
 enum tp_memory tp_range_memory(const void *address, uint64_t bytes, struct tp_range_hint *hint,
                                int *ret_device);
 
+/* Where the registered range begins in which tp_range_memory has just found `address`; `address`
+ * itself where there was none. */
+uintptr_t tp_range_start(const struct tp_range_hint *hint, const void *address);
+
 #endif

@@ -20,6 +20,7 @@
 struct tp_stage_op {
     char *host, *device;
     uint32_t bytes;
+    bool apart; /* nothing before it may become one copy with it on the GPU's side */
 };
 
 struct tp_stage_piece {

@@ -58,21 +58,24 @@ static bool continues(const struct tp_stage_op *op, const char *host, const char
     return op->host + op->bytes == host && op->device + op->bytes == device;
 }
 
-void tp_stage_add(struct tp_stage_job *job, char *host, char *device, uint64_t bytes) {
+void tp_stage_add(struct tp_stage_job *job, char *host, char *device, uint64_t bytes,
+                  uintptr_t gpu_start) {
     if (!job->ops || !job->pieces) /* nothing was reserved */
         return;
+    bool apart = job->op_count == 0 || (uintptr_t)job->ops[job->op_count - 1].device < gpu_start;
     job->bytes += bytes;
     while (bytes > 0) {
         struct tp_stage_piece *piece = open_piece(job, bytes);
         uint32_t room = TP_PIECE_BYTES - piece->bytes;
         uint32_t part = bytes < room ? (uint32_t)bytes : room;
         struct tp_stage_op *last = piece->end > piece->first ? &job->ops[piece->end - 1] : NULL;
-        if (last && continues(last, host, device)) {
+        if (last && !apart && continues(last, host, device)) {
             last->bytes += part;
         } else {
-            job->ops[job->op_count++] = (struct tp_stage_op){host, device, part};
+            job->ops[job->op_count++] = (struct tp_stage_op){host, device, part, apart};
             piece->end = job->op_count;
         }
+        apart = false;
         piece->bytes += part;
         host += part;
         device += part;

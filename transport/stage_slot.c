@@ -204,12 +204,14 @@ static bool goes_on(const struct tp_copy_op *op, const char *to, const char *fro
     return (char *)op->to + op->bytes == to && (const char *)op->from + op->bytes == from;
 }
 
-/* Append to the list what lies at `to` and `from`: to the last one where it continues that, none
- * larger than `most`. */
+/* Append to the list what lies at `to` and `from`: to the last one where it continues that and is
+ * not apart, none larger than `most`. */
 static uint32_t list_op(struct tp_copy_op *ops, uint32_t count, char *to, const char *from,
-                        size_t bytes, size_t most) {
-    while (bytes > 0) {
-        if (count == 0 || ops[count - 1].bytes >= most || !goes_on(&ops[count - 1], to, from))
+                        const struct tp_stage_op *op, size_t most) {
+    size_t bytes = op->bytes;
+    bool apart = count == 0 || op->apart;
+    for (; bytes > 0; apart = false) {
+        if (apart || ops[count - 1].bytes >= most || !goes_on(&ops[count - 1], to, from))
             ops[count++] = (struct tp_copy_op){to, from, 0};
         struct tp_copy_op *last = &ops[count - 1];
         size_t part = bytes < most - last->bytes ? bytes : most - last->bytes;
@@ -229,7 +231,7 @@ uint32_t tp_slot_list(struct tp_slot *slot, bool to_device, size_t most) {
     while ((op = next_op(&way, &at))) {
         char *in_slot = slot->data + at;
         count = list_op(slot->ops, count, to_device ? op->device : in_slot,
-                        to_device ? in_slot : op->device, op->bytes, most);
+                        to_device ? in_slot : op->device, op, most);
     }
     return count;
 }

@@ -58,8 +58,10 @@ bool tp_stage_ready(struct tp_gpu *gpu);
  * memory. */
 bool tp_stage_reserve(struct tp_stage_job *job, uint64_t bytes, uint32_t count);
 
-/* Append a copy between `host` and `device`, for which there is room. bytes > 0. */
-void tp_stage_add(struct tp_stage_job *job, char *host, char *device, uint64_t bytes);
+/* Append a copy between `host` and `device`, for which there is room. bytes > 0. `gpu_start`: as of
+ * tp_device_job. */
+void tp_stage_add(struct tp_stage_job *job, char *host, char *device, uint64_t bytes,
+                  uintptr_t gpu_start);
 
 /* Begin. The threads are started if they are not there. Calls no driver; takes the lock of this GPU
  * and direction. An empty job is done at once. */

@@ -115,7 +115,8 @@ static double run(char *area, bool to_device, uint64_t object_bytes, uint64_t bl
         for (uint64_t at = 0; at < object_bytes; at += block_bytes) {
             if (!tp_stage_reserve(&jobs[i], block_bytes, 1))
                 exit(1);
-            tp_stage_add(&jobs[i], host + at, device + at * count + i * block_bytes, block_bytes);
+            tp_stage_add(&jobs[i], host + at, device + at * count + i * block_bytes, block_bytes,
+                         0);
         }
         tp_stage_start(&jobs[i], gpu, to_device);
     }

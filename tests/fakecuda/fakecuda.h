@@ -4,21 +4,26 @@
  * with dlsym, so that a test can also run on a real driver.
  *
  * Environment, read at the first call:
- *   FAKECUDA_LOG=FILE            every call as one JSON line: seq, t_ns, dt_ns, pid, tid, call,
- * args, result, injected, violation (null when the call was proper). Several processes may share
- * the file. Without it, violations go to stderr. FAKECUDA_DEVICES=N           GPUs (default 2, at
- * most 16; 0: cuInit says NO_DEVICE) FAKECUDA_MEMORY_MB=N         memory of each GPU (default 4096)
- *   FAKECUDA_NUMA_NODES=N        host NUMA nodes that can hold memory (default: those of the
- * machine) FAKECUDA_DRIVER_VERSION=N    default 13000. Below 12080 cuGetProcAddress hides
- * cuMemcpyBatchAsync and a direct call fails; the library in the folder driver-12.4 has no such
- * symbol at all. FAKECUDA_DELAY_US=N          least time between the submission and the execution
- * of a stream's work (default 200) FAKECUDA_HMM=1               PAGEABLE_MEMORY_ACCESS: kernels may
- * touch unregistered host memory FAKECUDA_HOST_POINTERS=0
- * CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: kernels may not use registered memory by its address
- * FAKECUDA_FAIL=RULES          CALL:NTH=RESULT, comma-separated; NTH
- * counts from 1, * is every call. Example: cuMemMap:3=2,cuMemcpyBatchAsync:*=700. An injected
- * failure has no effect but its result.
- *   FAKECUDA_SLOW=RULES          CALL=MICROSECONDS, comma-separated: how long these calls take.
+ *
+ * - FAKECUDA_LOG=FILE: every call as one JSON line: seq, t_ns, dt_ns, pid, tid, call, args, result,
+ *   injected, violation (null when the call was proper). Several processes may share the file.
+ *   Without it, violations go to stderr.
+ * - FAKECUDA_DEVICES=N: GPUs (default 2, at most 16; 0: cuInit says NO_DEVICE)
+ * - FAKECUDA_MEMORY_MB=N: memory of each GPU (default 4096)
+ * - FAKECUDA_NUMA_NODES=N: host NUMA nodes that can hold memory (default: those of the machine)
+ * - FAKECUDA_DRIVER_VERSION=N: default 13000. Below 12080 cuGetProcAddress hides cuMemcpyBatchAsync
+ *   and a direct call fails; the library in the folder driver-12.4 has no such symbol at all.
+ * - FAKECUDA_DELAY_US=N: least time between the submission and the execution of a stream's work
+ *   (default 200)
+ * - FAKECUDA_HMM=1: PAGEABLE_MEMORY_ACCESS: kernels may touch unregistered host memory
+ * - FAKECUDA_HOST_POINTERS=0: CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: kernels may not use
+ *   registered memory by its address
+ * - FAKECUDA_TOUCHING=1: GPU allocations lie behind each other without a gap, where there is room;
+ *   copies across two are refused all the same
+ * - FAKECUDA_FAIL=RULES: CALL:NTH=RESULT, comma-separated; NTH counts from 1, * is every call.
+ *   Example: cuMemMap:3=2,cuMemcpyBatchAsync:*=700. An injected failure has no effect but its
+ *   result.
+ * - FAKECUDA_SLOW=RULES: CALL=MICROSECONDS, comma-separated: how long these calls take
  */
 #ifndef FAKECUDA_H
 #define FAKECUDA_H

@@ -34,28 +34,50 @@ static CUresult add_range(struct fc_call *call, void *address, size_t size, enum
     return CUDA_SUCCESS;
 }
 
+/* On each side of an allocation, so that running off an end is seen. */
+static size_t gap(void) {
+    return fc_settings()->touching ? 0 : 4096;
+}
+
+/* Addresses for an allocation with its gaps; fc_lock is held. */
+static char *find_place(size_t bytes) {
+    static char *next;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *place = MAP_FAILED;
+
+    if (fc_settings()->touching && next)
+        place = mmap(next, bytes, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
+    else if (fc_settings()->touching) { /* room for others behind it */
+        place = mmap(NULL, bytes + ((size_t)1 << 30), PROT_NONE, flags, -1, 0);
+        if (place != MAP_FAILED)
+            munmap((char *)place + bytes, (size_t)1 << 30);
+    }
+    if (place == MAP_FAILED)
+        place = mmap(NULL, bytes, PROT_NONE, flags, -1, 0);
+    next = place == MAP_FAILED ? NULL : (char *)place + bytes;
+    return place;
+}
+
 static CUresult allocate(struct fc_call *call, CUdeviceptr *ret, size_t size,
                          enum fc_range_kind kind) {
     int protection = kind == FC_RANGE_DEVICE ? PROT_NONE : PROT_READ | PROT_WRITE;
     struct fc_block *block;
     CUresult result;
-    void *address;
+    char *address;
 
     if (!size)
         return fc_violate(call, CUDA_ERROR_INVALID_VALUE, "size is 0");
     result = fc_block_new(FC_PLACE_DEVICE, call->context->device, pages(size), 0, &block);
     if (result != CUDA_SUCCESS)
         return result;
-    /* An unused page on each side: no two allocations touch, so that running off an end is seen. */
-    address = mmap(NULL, pages(size) + 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
-    if (address == MAP_FAILED || mmap((char *)address + 4096, pages(size), protection,
+    address = find_place(pages(size) + 2 * gap());
+    if (address == MAP_FAILED || mmap(address + gap(), pages(size), protection,
                                       MAP_SHARED | MAP_FIXED, block->fd, 0) == MAP_FAILED) {
         fc_block_drop(block);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *ret = (CUdeviceptr)(uintptr_t)address + 4096;
-    return add_range(call, (char *)address + 4096, size, kind, block, 0);
+    *ret = (CUdeviceptr)(uintptr_t)address + gap();
+    return add_range(call, address + gap(), size, kind, block, 0);
 }
 
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
@@ -112,7 +134,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
                        CUDA_ERROR_INVALID_VALUE);
         if (range) {
             fc_range_quiesce(&call, range);
-            munmap((void *)(range->address - 4096), pages(range->size) + 8192);
+            munmap((void *)(range->address - gap()), pages(range->size) + 2 * gap());
             fc_block_drop(range->block);
             fc_range_remove(range);
         }

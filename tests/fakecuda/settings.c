@@ -41,6 +41,7 @@ static void read_settings(void) {
     settings.memory_bytes = (size_t)number("FAKECUDA_MEMORY_MB", 4096, 1 << 20) << 20;
     settings.delay_ns = (uint64_t)number("FAKECUDA_DELAY_US", 200, 60000000) * 1000;
     settings.hmm = number("FAKECUDA_HMM", 0, 1) == 1;
+    settings.touching = number("FAKECUDA_TOUCHING", 0, 1) == 1;
     settings.host_pointers = number("FAKECUDA_HOST_POINTERS", 1, 1) == 1;
 }
 

@@ -22,7 +22,7 @@ struct fc_settings {
     int devices, numa_nodes, driver_version;
     size_t memory_bytes;
     uint64_t delay_ns;
-    bool hmm, host_pointers;
+    bool hmm, host_pointers, touching;
 };
 const struct fc_settings *fc_settings(void);
 

@@ -7,6 +7,7 @@
 #include "transport/peer.h"
 
 #include <criterion/criterion.h>
+#include <criterion/parameterized.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -361,4 +362,55 @@ Test(registered_peer, nothing_is_registered_unless_asked_for, .timeout = 60) {
     cr_assert_eq(rig_free(0x60), 0);
     fake_end(&store);
     no_violation();
+}
+
+/* ---- two allocations of one GPU whose addresses touch: no copy may cross their border ---- */
+
+/* Each request continues the one before, on both sides; the fourth begins the second allocation. */
+static void check_touching(const char *settings, bool registered) {
+    enum { N = 8, BLOCK = 65536 };
+    static unsigned char got[N * BLOCK];
+    struct rig_request r[N];
+    setenv("FAKECUDA_TOUCHING", "1", 1);
+    start(settings, FAKE_GOOD);
+    cr_assert_eq(device_memory(4 * MIB), gpu + BYTES, "they do not touch");
+    if (registered) {
+        tp_register_range(gpu_at(0), BYTES, "cuda:0");
+        tp_register_range(gpu_at(BYTES), 4 * MIB, "cuda:0");
+    }
+    for (int write = 0; write < 2; write++) {
+        for (uint64_t i = 0; i < N; i++)
+            r[i] = rig_make(write ? TP_OP_WRITE : TP_OP_READ, gpu_at(BYTES + i * BLOCK - 4 * BLOCK),
+                            1, FAKE_BASE + i * BLOCK + (write ? 6 * MIB : 0), BLOCK);
+        submit(0xb0, r, N);
+        cr_assert_eq(rig_finish(0xb0, NULL), TP_TASK_COMPLETED);
+        cr_assert_eq(rig_free(0xb0), 0);
+    }
+    cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu + BYTES - 4 * BLOCK, 4 * BLOCK), 0);
+    cr_assert_eq(DRIVER(fakecuda_peek)(got + 4 * BLOCK, gpu + BYTES, 4 * BLOCK), 0);
+    cr_assert_eq(memcmp(got, store.memory, sizeof(got)), 0);
+    cr_assert_eq(memcmp(got, store.memory + 6 * MIB, sizeof(got)), 0);
+    fake_end(&store);
+    no_violation();
+}
+
+static const char *const TOUCHING[] = {
+    "\"copy_engine\": \"dma\"",
+    REGISTER ", \"copy_engine\": \"dma\"",
+    REGISTER ", \"copy_engine\": \"kernel\"",
+    REGISTER ", \"copy_engine\": \"dma\", \"register_max_bytes\": \"3M\"", /* all is staged */
+    REGISTER ", \"copy_engine\": \"kernel\", \"register_max_bytes\": \"3M\"",
+};
+
+#define TOUCHING_COUNT (sizeof(TOUCHING) / sizeof(*TOUCHING))
+
+ParameterizedTestParameters(registered_peer, touching_allocations) {
+    static unsigned cases[2 * TOUCHING_COUNT];
+    for (unsigned i = 0; i < 2 * TOUCHING_COUNT; i++)
+        cases[i] = i;
+    return cr_make_param_array(unsigned, cases, 2 * TOUCHING_COUNT);
+}
+
+ParameterizedTest(unsigned *which, registered_peer, touching_allocations, .timeout = 60) {
+    check_touching(TOUCHING[*which / 2], *which % 2);
 }
