@@ -72,6 +72,7 @@ int tp_hugepages_read(uint64_t page_bytes, int node, struct tp_hugepages *ret_po
         (void)read_number(directory, "resv_hugepages", &promised);
     uint64_t left = overcommit_left(page_bytes);
     ret_pool->free = (free_pages > promised ? free_pages - promised : 0) + left;
+    ret_pool->promised = promised;
     ret_pool->total = total + left; /* nr_hugepages counts surplus pages too */
     return 0;
 }
@@ -79,11 +80,12 @@ int tp_hugepages_read(uint64_t page_bytes, int node, struct tp_hugepages *ret_po
 /* One pool against the pages that are needed there; `held_pages` are this process's own, which it
  * will not let go. */
 static bool pool_fits(uint64_t page_bytes, int node, uint64_t need_pages, uint64_t held_pages,
-                      struct tp_shortage *ret_shortage) {
+                      uint64_t promised_pages, struct tp_shortage *ret_shortage) {
     struct tp_hugepages pool = {0};
     int result = tp_hugepages_read(page_bytes, node, &pool);
     if (result < 0 && node >= 0)
         return true; /* no figures of nodes on this kernel: population will tell */
+    pool.free += promised_pages < pool.promised ? promised_pages : pool.promised;
     if (result == 0 && pool.free >= need_pages)
         return true;
     *ret_shortage =
@@ -94,14 +96,15 @@ static bool pool_fits(uint64_t page_bytes, int node, uint64_t need_pages, uint64
     return false;
 }
 
-bool tp_hugepages_fit(const struct tp_need *need, uint64_t page_bytes,
+bool tp_hugepages_fit(const struct tp_need *need, uint64_t page_bytes, uint64_t promised_pages,
                       struct tp_shortage *ret_shortage) {
     uint64_t held_pages = need->held_bytes / page_bytes;
-    if (!pool_fits(page_bytes, -1, need->bytes / page_bytes, held_pages, ret_shortage))
+    if (!pool_fits(page_bytes, -1, need->bytes / page_bytes, held_pages, promised_pages,
+                   ret_shortage))
         return false;
     for (unsigned i = 0; i < need->node_count; i++) {
         if (!pool_fits(page_bytes, need->nodes[i], tp_need_node_pages(need, page_bytes, i),
-                       held_pages / need->node_count, ret_shortage))
+                       held_pages / need->node_count, 0, ret_shortage))
             return false;
     }
     return true;

@@ -9,8 +9,9 @@
 struct tp_need;
 
 struct tp_hugepages {
-    uint64_t free;  /* neither used nor promised to another mapping, overcommit included */
-    uint64_t total; /* what there would be if everybody let go */
+    uint64_t free;     /* neither used nor promised, overcommit included */
+    uint64_t promised; /* to mappings and mounts that have not used them yet; not known of a node */
+    uint64_t total;    /* what there would be if everybody let go */
 };
 
 /* The pool of pages of `page_bytes`; `node` -1: the whole machine. 0 or -errno (-ENOENT: the kernel
@@ -25,9 +26,10 @@ struct tp_shortage {
     uint64_t total_pages; /* what there would be if everybody else let go */
 };
 
-/* Compare a need with the pools, the machine's and each node's. True when it fits; else
+/* Compare a need with the pools, the machine's and each node's. `promised_pages`: of those that are
+ * promised, so many at most to the mount that the need is for. True when it fits; else
  * *ret_shortage says where it does not. */
-bool tp_hugepages_fit(const struct tp_need *need, uint64_t page_bytes,
+bool tp_hugepages_fit(const struct tp_need *need, uint64_t page_bytes, uint64_t promised_pages,
                       struct tp_shortage *ret_shortage);
 
 #endif

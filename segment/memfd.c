@@ -40,7 +40,7 @@ static bool hugepages_possible(const struct tp_config *config, const struct tp_n
     }
     if (need->bytes < page_bytes)
         return false;
-    if (tp_hugepages_fit(need, page_bytes, &shortage))
+    if (tp_hugepages_fit(need, page_bytes, 0, &shortage))
         return true;
     char where[32] = "";
     if (shortage.node >= 0)

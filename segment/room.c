@@ -10,6 +10,10 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <time.h>
 
@@ -38,6 +42,49 @@ static bool mount_fits(const struct tp_room *room, const struct tp_need *need,
     return false;
 }
 
+/* Of a line of mountinfo (proc_pid_mountinfo(5)), if it is that of a hugetlbfs on `device`: its
+ * min_size in bytes, which the kernel prints so whatever unit it was mounted with; else 0. */
+static uint64_t min_size_of_line(const char *line, dev_t device) {
+    unsigned major_number;
+    unsigned minor_number;
+    const char *type = strstr(line, " - hugetlbfs ");
+    const char *option = type != NULL ? strstr(type, ",min_size=") : NULL;
+    if (option == NULL || sscanf(line, "%*d %*d %u:%u ", &major_number, &minor_number) != 2 ||
+        makedev(major_number, minor_number) != device)
+        return 0;
+    return strtoull(option + strlen(",min_size="), NULL, 10);
+}
+
+static uint64_t min_size(dev_t device) {
+    FILE *file = fopen("/proc/self/mountinfo", "re");
+    char *line = NULL;
+    size_t room = 0;
+    uint64_t bytes = 0;
+    while (file != NULL && bytes == 0 && getline(&line, &room, file) > 0)
+        bytes = min_size_of_line(line, device);
+    free(line);
+    if (file != NULL)
+        (void)fclose(file);
+    return bytes;
+}
+
+/*
+ * A hugetlbfs that was mounted with min_size= has so many pages promised to its files. How many of
+ * them are used is only told where it has a size= too; else as many as the kernel's pool says that
+ * are promised at all may be this mount's.
+ */
+static uint64_t promised_pages(const struct tp_room *room) {
+    struct stat directory;
+    struct statfs mount;
+    if (fstat(room->dir_fd, &directory) < 0)
+        return 0;
+    uint64_t pages = min_size(directory.st_dev) / room->page_bytes;
+    if (pages == 0 || fstatfs(room->dir_fd, &mount) < 0 || (int64_t)mount.f_blocks <= 0)
+        return pages;
+    uint64_t used = (uint64_t)mount.f_blocks - (uint64_t)mount.f_bfree;
+    return pages > used ? pages - used : 0;
+}
+
 static bool hopeless(const struct tp_shortage *shortage) {
     return shortage->total_pages < shortage->need_pages;
 }
@@ -45,7 +92,8 @@ static bool hopeless(const struct tp_shortage *shortage) {
 static bool fits(const struct tp_room *room, const struct tp_need *need,
                  struct tp_shortage *ret_shortage) {
     struct tp_shortage mount;
-    bool pool_good = !room->hugetlb || tp_hugepages_fit(need, room->page_bytes, ret_shortage);
+    bool pool_good = !room->hugetlb ||
+                     tp_hugepages_fit(need, room->page_bytes, promised_pages(room), ret_shortage);
     bool mount_good = mount_fits(room, need, &mount);
     if (!mount_good && (pool_good || hopeless(&mount)))
         *ret_shortage = mount;

@@ -2,6 +2,7 @@
 them and says so, and what a dead store left in its directory is swept, a live one's never.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -19,15 +20,25 @@ SEGMENT = PAGES * 2 * MIB
 MISSING = re.compile(r"needs (\d+) pages of 2 MiB, the kernel has (\d+) pages of 2 MiB free, (\d+) pages of 2 MiB are missing")
 
 
+@contextlib.contextmanager
+def all_of_it_in(cluster, where):
+    """Segments and sockets. Processes end before the mount does: they would put their sockets back into what lies under it."""
+    cluster.directory = where
+    cluster.use_segments(where)
+    cluster.start_master("-client_ttl", "2")
+    try:
+        yield
+    finally:
+        for process in cluster.processes:
+            process.kill()
+
+
 @pytest.fixture
 def pool(cluster):
     """A mount, which holds the sockets too, and at least the pages for one store. How many are free."""
     if cluster.stock:
         pytest.skip("nothing of Mooncake's own lies on hugetlbfs")
-    with mounts.segment_folder("hugetlbfs", SEGMENT // MIB) as where:
-        cluster.directory = where
-        cluster.use_segments(where)
-        cluster.start_master("-client_ttl", "2")
+    with mounts.segment_folder("hugetlbfs", SEGMENT // MIB) as where, all_of_it_in(cluster, where):
         yield mounts.number(mounts.FREE)
 
 
@@ -147,3 +158,33 @@ def test_a_mount_with_a_size(cluster, pool):
         assert store.call(actions.setup, **arguments) != 0
         lines = said(store, "error")
         assert len(lines) == 1 and "the mount has 8 pages of 2 MiB free" in lines[0] and "size=" in lines[0], lines
+
+
+@pytest.mark.parametrize("options", ["min_size=64M", "min_size=64M,size=80M"])
+def test_a_mount_with_pages_of_its_own(cluster, options):
+    """The kernel counts them as promised: they are this mount's, after a restart too, and no other's."""
+    if cluster.stock:
+        pytest.skip("nothing of Mooncake's own lies on hugetlbfs")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mounts.huge_pages(PAGES + 16))
+        where = stack.enter_context(mounts.mounted("hugetlbfs", f"pagesize=2M,mode=0700,{options}"))
+        other = stack.enter_context(mounts.mounted("hugetlbfs", "pagesize=2M,mode=0700"))
+        stack.enter_context(all_of_it_in(cluster, where))
+        assert mounts.number(mounts.PROMISED) >= PAGES
+        store, engine = pair_on(cluster, PAGES)
+        assert store.warnings == []
+        engine.signal(signal.SIGSTOP)
+        store.kill()
+        fresh, result = start_store(cluster, "fresh", PAGES, wait_s=60)
+        status.until(lambda: said(fresh, "are missing: waiting"), lambda: fresh.log[-2000:], 15)
+        engine.signal(signal.SIGCONT)
+        assert result.result(20) == 0
+        fresh.kill()
+        status.until(lambda: mounts.number(mounts.PROMISED) >= PAGES, "the mount has its pages again", 10)
+        need = free() - PAGES + 1
+        environment = cluster.store_environment(MC_STORE_SHM_SEGMENT_DIR=other, MC_STORE_SHM_SEGMENT_WAIT_S="0")
+        refused = cluster.process("refused", environment)
+        arguments = dict(master=cluster.master_address, segment_bytes=need * 2 * MIB, local_bytes=16 * MIB)
+        assert refused.call(actions.setup, **arguments) != 0
+        (line,) = said(refused, "error")
+        assert MISSING.search(line).groups() == (str(need), str(need - 1), "1")

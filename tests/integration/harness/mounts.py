@@ -10,6 +10,7 @@ import pytest
 
 POOL = "/proc/sys/vm/nr_hugepages"
 FREE = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"
+PROMISED = "/sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages"
 # The pool belongs to the machine: one test at a time (tests/unit/test_hugetlbfs.c takes the same lock).
 LOCK = "/tmp/hugepages.lock"
 
