@@ -99,6 +99,27 @@ def test_a_store_where_there_is_no_cuda(bare):
     )
 
 
+def test_mooncake_client_where_there_is_no_cuda(hidden, tmp_path, request):
+    """The program needs CUDA's libraries to start at all."""
+    if request.config.getoption("--stock"):
+        pytest.skip("without Tidepool's stand-ins the program does not start there")
+    script = tmp_path / "mooncake_client"
+    program = f"{wheels.CUDA13.folder}/mooncake_client"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join([*hidden, str(TOOL), "run", "--", program])} "$@"\n')
+    script.chmod(0o755)
+    with Cluster(wheels.Wheel("bare", wheels.CUDA13.venv, ""), tmp_path) as made:
+        environment = {**without_preload(made.store_environment()), "MC_TENT_PLATFORM": "cpu"}
+        store = made.client(environment=environment, program=str(script))
+        made.wheel = wheels.CUDA13
+        engine = made.engine()
+        made.warm(engine)
+        before = made.counters(engine)
+        put_and_get(engine, "short")
+        made.assert_local(engine, before, written=sum(SIZES), read=sum(SIZES))
+        assert store.warnings == []
+        assert store.terminate() == 143
+
+
 def test_pinning_where_there_is_no_cuda(bare):
     store = bare.store(
         environment={

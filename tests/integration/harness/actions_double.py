@@ -1,5 +1,7 @@
 """What a worker can be told to do with GPU memory, on the double of the CUDA libraries (its folder is on PYTHONPATH)."""
 
+import time
+
 import fakecuda
 
 from .actions_store import drop_buffers, make_buffers, wrong
@@ -51,3 +53,33 @@ def mixed_round(w, keys, size, seed):
     for buffer in devices + to_devices:
         buffer.drop(w)
     return put == [0] * count and got == [2 * size] * count and right
+
+
+def device_read(w, keys, size, seed):
+    """Get objects of make_buffers' contents into GPU memory. Returns whether all is right."""
+    targets = [DeviceBuffer(w, size) for _ in keys]
+    got = w.store.batch_get_into(keys, [b.address for b in targets], [size] * len(keys))
+    right = all(target.holds(seed + index) for index, target in enumerate(targets))
+    for buffer in targets:
+        buffer.drop(w)
+    return got == [size] * len(keys) and right
+
+
+def device_hammer(w, key_prefix, size, seconds, seed):
+    """actions_store.hammer with GPU memory at both ends."""
+    source, target = DeviceBuffer(w, size, seed), DeviceBuffer(w, size)
+    good = count = lies = 0
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        key = f"{key_prefix}{count}"
+        count += 1
+        target.cuda.poke(target.address, b"\x5a" * size)
+        put = w.store.put_from(key, source.address, size)
+        if put == 0 and w.store.get_into(key, target.address, size) == size:
+            good += 1
+            lies += not target.holds(seed)
+        if put == 0:
+            w.store.remove(key, True)
+    for buffer in (source, target):
+        buffer.drop(w)
+    return {"count": count, "good": good, "lies": lies}

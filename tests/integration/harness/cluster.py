@@ -190,10 +190,10 @@ class Cluster:
         self.set_up(made, segment_bytes=segment_bytes, local_bytes=16 * MIB, **setup)
         return made
 
-    def client(self, name="client", environment=None, segment="256MB", metadata="P2PHANDSHAKE", host="127.0.0.1", **flags):
-        """The wheel's mooncake_client as a store, ready for its dummy clients. A flag of None is left out. Returns it
-        with `.port`, at which it serves them."""
-        program = f"{self.wheel.folder}/mooncake_client"
+    def client(self, name="client", environment=None, segment="256MB", metadata="P2PHANDSHAKE", host="127.0.0.1", program=None, **flags):
+        """The wheel's mooncake_client as a store, ready for its dummy clients. A flag of None is left out; `program` starts
+        it in another way. Returns it with `.port`, at which it serves them."""
+        program = program or f"{self.wheel.folder}/mooncake_client"
         if not os.path.exists(program):
             pytest.skip("this wheel has no mooncake_client")
         if self.master is None:
