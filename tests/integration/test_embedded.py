@@ -6,7 +6,7 @@ import time
 
 import pytest
 from harness import actions_store as actions
-from harness import status
+from harness import mounts, status
 from harness.cluster import MIB
 
 pytestmark = pytest.mark.stores
@@ -78,15 +78,18 @@ def test_three_that_lend_to_each_other(cluster, mode):
     assert os.listdir(cluster.directory) == []
 
 
-def test_without_mooncakes_own_copies(cluster):
+@pytest.mark.parametrize("mode", ["memfd", "tmpfs", "hugetlbfs"])
+def test_without_mooncakes_own_copies(cluster, mode):
     """MC_STORE_MEMCPY=0: what lies in the process's own memory is a transfer too, to itself."""
-    cluster.start_master()
-    processes = [embedded(cluster, name, MC_STORE_MEMCPY="0") for name in ("one", "two")]
-    for process in processes:
-        attach(cluster, process, 1)
-    exchange(cluster, processes, seed=1, own_moves=True)
-    assert [process.call(actions.close) for process in processes] == [0, 0]
-    assert [process.finish() for process in processes] == [0, 0]
+    with mounts.segment_folder(mode, 256) as where:
+        cluster.use_segments(where)
+        cluster.start_master()
+        processes = [embedded(cluster, name, MC_STORE_MEMCPY="0") for name in ("one", "two")]
+        for process in processes:
+            attach(cluster, process, 1)
+        exchange(cluster, processes, seed=1, own_moves=True)
+        assert [process.call(actions.close) for process in processes] == [0, 0]
+        assert [process.finish() for process in processes] == [0, 0]
 
 
 @pytest.mark.slow

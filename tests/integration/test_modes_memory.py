@@ -8,7 +8,7 @@ import pytest
 from harness import actions_process
 from harness import actions_store as actions
 from harness.cluster import MIB
-from harness.mounts import FREE, huge_pages, mounted, number, segment_folder
+from harness.mounts import FREE, gigantic_pages, huge_pages, mounted, number, segment_folder
 
 pytestmark = pytest.mark.stores
 
@@ -84,6 +84,24 @@ def test_huge_pages_in_a_hugetlbfs_directory(newest):
         store, detail = moved_with(newest, MC_STORE_USE_HUGEPAGE="1")
         assert newest.stock or detail == f"hugetlbfs {where}"
         assert store.warnings == []
+        end(newest, store)
+
+
+@pytest.mark.hugepages
+def test_huge_pages_of_another_size_than_the_directorys(newest):
+    """The client's own buffer would need pages of the other size: it has none."""
+    with gigantic_pages(1), mounted("hugetlbfs", "pagesize=1G,mode=0700") as where:
+        newest.use_segments(where)
+        newest.start_master()
+        store = newest.process("store", {**newest.store_environment(), "MC_STORE_USE_HUGEPAGE": "1"})
+        newest.set_up(store, segment_bytes=SEGMENT, local_bytes=0)
+        engine = newest.engine()
+        newest.warm(engine)
+        move(newest, engine)
+        if not newest.stock:
+            (segment,) = newest.counters(store).segments
+            assert segment["detail"] == f"hugetlbfs {where}" and segment["bytes"] == 1 << 30
+            assert said(store, f"those of MC_STORE_SHM_SEGMENT_DIR={where} are of 1048576 KiB: the directory wins")
         end(newest, store)
 
 
