@@ -13,7 +13,10 @@
 #include "shim/overlays.h"
 #include "shim/start.h"
 
+#include <inttypes.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define CALLER() __builtin_return_address(0)
@@ -35,15 +38,48 @@ static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
  * ----------------------------------------------------------------------------------------------------------
  */
 
+/* Is any of it a shared mapping already? Not known (no /proc): no. */
+static bool shared_already(const void *address, size_t bytes) {
+    uintptr_t wanted = (uintptr_t)address;
+    FILE *file = fopen("/proc/self/maps", "re");
+    char *line = NULL;
+    size_t room = 0;
+    bool found = false;
+
+    while (file && !found && getline(&line, &room, file) > 0) {
+        uintptr_t low;
+        uintptr_t high;
+        char access[5];
+        found = sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s", &low, &high, access) == 3 &&
+                low < wanted + bytes && wanted < high && access[3] == 's';
+    }
+    free(line);
+    if (file) {
+        (void)fclose(file);
+    }
+    return found;
+}
+
 /*
  * Memory that was not made by us when it was allocated: CUDA memory cannot be laid over it, and
  * neither can anything where its pages may be pinned already (io_uring's fixed buffers,
- * cudaHostRegister): what is written through the pin would go on to the old ones.
+ * cudaHostRegister): what is written through the pin would go on to the old ones. A file that
+ * Mooncake was told to mount (mount_segment) is somebody else's too, who would not see what is
+ * written over it, and its pages would be needed twice.
  */
 static bool left_to_mooncake(const void *address, size_t bytes, const struct tp_config *config) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
+    static atomic_flag said_shared = ATOMIC_FLAG_INIT;
     const struct tp_store_config *store = &config->store;
 
+    if (shared_already(address, bytes)) {
+        tp_log_once(&said_shared, TP_LOG_WARN,
+                    "%zu MiB at %p are a file that this store was told to mount (mount_segment): "
+                    "Mooncake's own transport serves them; allocate_and_mount_segment makes memory "
+                    "that engines can map",
+                    bytes >> 20, address);
+        return true;
+    }
     if (store->kind == TP_SEGMENT_CUMEM) {
         tp_log_once(&said, TP_LOG_INFO,
                     "%zu MiB at %p were not allocated as CUDA host memory (hugepage or NUMA "

@@ -32,6 +32,17 @@ def close(w):
     return result
 
 
+def mount(w, size, path=None):
+    """More memory for the store while it runs: of its own, or a file. Returns the names of the segments."""
+    made = w.store.mount_segment(path, size) if path else w.store.allocate_and_mount_segment(size)
+    assert made["ret"] == 0, made
+    return list(made["segment_ids"])
+
+
+def unmount(w, segments, path=None):
+    return w.store.unmount_segment(segments) if path else w.store.unmount_and_free_segment(segments)
+
+
 def set_aside(w):
     """Another store client is set up next in this process; this one stays."""
     w.kept["aside"] = w.store

@@ -1,0 +1,121 @@
+"""Segments that a store mounts while it runs: memory that it allocates for them is shared as any other, for as long as it is
+mounted; a file that it is told to mount stays the file.
+"""
+
+import json
+import os
+import urllib.request
+
+import pytest
+from harness import actions_process, mounts, status
+from harness import actions_store as actions
+from harness.cluster import MIB, await_port, free_port
+from harness.memory import random_bytes
+from harness.program import Program
+from harness.wheels import TOOL
+
+pytestmark = pytest.mark.stores
+
+SEGMENT, COUNT, SIZE = 64 * MIB, 6, 4 * MIB
+
+
+def move(cluster, engine, name, local=True):
+    keys = [f"{name}{index}" for index in range(COUNT)]
+    before = cluster.counters(engine)
+    assert engine.call(actions.write_keys, keys=keys, sizes=[SIZE] * COUNT, seed=1) == [0] * COUNT
+    got = engine.call(actions.read_keys, keys=keys, sizes=[SIZE] * COUNT, seed=1)
+    assert got == {"results": [SIZE] * COUNT, "wrong": []}
+    if local:
+        cluster.assert_local(engine, before, written=COUNT * SIZE, read=COUNT * SIZE)
+    elif not cluster.stock:
+        assert cluster.counters(engine)["forward_bytes"] - before["forward_bytes"] == 2 * COUNT * SIZE
+
+
+@pytest.mark.parametrize("mode", ["memfd", "hugetlbfs", "cumem"])
+def test_memory_of_its_own(cluster, mode):
+    """Twice: what was given back is taken anew."""
+    with mounts.segment_folder(mode, SEGMENT // MIB) as where:
+        cluster.use_segments(where)
+        free = mounts.number(mounts.FREE)
+        store = cluster.store(segment_bytes=0)
+        for round_ in range(2):
+            mounted = store.call(actions.mount, size=SEGMENT)
+            engine = cluster.engine(f"engine{round_}")
+            cluster.warm(engine)
+            move(cluster, engine, f"round{round_}-")
+            assert store.call(actions.unmount, segments=mounted) == 0
+            if not cluster.stock:
+                assert cluster.counters(store).segments == []
+            if mode == "hugetlbfs":
+                status.until(lambda: mounts.number(mounts.FREE) == free, "the pages are free", 1.0)
+        assert store.warnings == []
+        assert (store.call(actions.close), store.finish()) == (0, 0)
+        cluster.assert_no_rule_broken()
+
+
+@pytest.mark.parametrize("mode", ["memfd", "cumem"])
+def test_a_file_that_others_see(cluster, mode):
+    """What engines put is in the file, and what others write into it is what engines get."""
+    cluster.use_segments(mode)
+    with mounts.mounted("tmpfs", "mode=0700") as folder:
+        path = f"{folder}/lent"
+        with open(path, "wb") as file:
+            file.truncate(SEGMENT)
+        store = cluster.store(segment_bytes=0)
+        mounted = store.call(actions.mount, size=SEGMENT, path=path)
+        engine = cluster.engine()
+        move(cluster, engine, "key", local=False)
+        with open(path, "rb") as file:
+            inside = file.read()
+        for index in range(COUNT):
+            assert random_bytes(SIZE, 1 + index).tobytes() in inside, f"key{index} is not in the file"
+        if not cluster.stock:
+            (line,) = store.warnings
+            assert "told to mount (mount_segment): Mooncake's own transport serves them" in line
+        assert path in store.call(actions_process.mapped_files)
+        assert store.call(actions.unmount, segments=mounted, path=path) == 0
+        assert path not in store.call(actions_process.mapped_files)
+        assert (store.call(actions.close), store.finish()) == (0, 0)
+        cluster.assert_no_rule_broken()
+
+
+def test_the_wheels_own_service(cluster):
+    """mooncake_store_service, with what it is told to mount over HTTP."""
+    cluster.start_master()
+    port = free_port()
+    config = os.path.join(cluster.folder, "config.json")
+    with open(config, "w") as file:
+        json.dump(
+            {
+                "local_hostname": "127.0.0.1",
+                "metadata_server": "P2PHANDSHAKE",
+                "global_segment_size": SEGMENT,
+                "local_buffer_size": 16 * MIB,
+                "protocol": "tcp",
+                "device_name": "",
+                "master_server_address": cluster.master_address,
+            },
+            file,
+        )
+    run = [] if cluster.stock else [str(TOOL), "run", "--store", cluster.directory, "--"]
+    words = [*run, cluster.wheel.python, "-m", "mooncake.mooncake_store_service", f"--config={config}", f"--port={port}"]
+    service = Program("service", words, cluster.whole_environment("service", {}), os.path.join(cluster.folder, "service.log"))
+    cluster.processes.append(service)
+    await_port(port, service.popen, 30.0)
+    engine = cluster.engine()
+    cluster.warm(engine)
+    move(cluster, engine, "first")
+    body = json.dumps({"size": SEGMENT}).encode()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/mount", body, 20) as answer:
+        assert json.load(answer)["status"] == "success"
+    if not cluster.stock:
+        mapped = lambda: [peer["pieces_mapped"] for peer in cluster.counters(engine).peers]  # noqa: E731
+        status.until(lambda: mapped() == [2], lambda: f"the engine maps what was mounted: {mapped()}")
+    for round_ in range(2):
+        move(cluster, engine, f"more{round_}-")
+    if not cluster.stock:
+        assert [segment["bytes"] for segment in cluster.counters(service).segments] == [SEGMENT, SEGMENT]
+        assert service.warnings == []
+    assert service.terminate(20) == 0
+    if not cluster.stock:
+        assert not [path for path in status.sockets(cluster.directory) if "/s-" in path]
