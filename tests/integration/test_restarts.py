@@ -3,6 +3,7 @@ them and says so, and what a dead store left in its directory is swept, a live o
 """
 
 import contextlib
+import mmap
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from harness.cluster import MIB
 pytestmark = [pytest.mark.stores, pytest.mark.hugepages]
 
 PAGES = 32
+MAP_HUGETLB = 0x40000  # linux/mman.h
 SEGMENT = PAGES * 2 * MIB
 MISSING = re.compile(r"needs (\d+) pages of 2 MiB, the kernel has (\d+) pages of 2 MiB free, (\d+) pages of 2 MiB are missing")
 
@@ -188,3 +190,16 @@ def test_a_mount_with_pages_of_its_own(cluster, options):
         assert refused.call(actions.setup, **arguments) != 0
         (line,) = said(refused, "error")
         assert MISSING.search(line).groups() == (str(need), str(need - 1), "1")
+
+
+def test_these_tests_leave_the_pool_as_it_was():
+    """Also when processes of the test before still hold pages of it, which are then more than the pool has."""
+    with mounts.huge_pages(0):
+        before = mounts.number(mounts.POOL) - mounts.number(mounts.SURPLUS)
+    with mounts.huge_pages(4):
+        held = mmap.mmap(-1, 8 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB)
+        held[:: 2 * MIB] = b"\1" * 4
+    with mounts.huge_pages(8):
+        held.close()
+    with mounts.huge_pages(0):
+        assert mounts.number(mounts.POOL) - mounts.number(mounts.SURPLUS) == before

@@ -8,9 +8,11 @@ import tempfile
 
 import pytest
 
-POOL = "/proc/sys/vm/nr_hugepages"
+# Not /proc/sys/vm/nr_hugepages, which leaves out pages that are held though the pool was made smaller ("surplus").
+POOL = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
 FREE = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"
 PROMISED = "/sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages"
+SURPLUS = "/sys/kernel/mm/hugepages/hugepages-2048kB/surplus_hugepages"
 # The pool belongs to the machine: one test at a time (tests/unit/test_hugetlbfs.c takes the same lock).
 LOCK = "/tmp/hugepages.lock"
 
