@@ -32,6 +32,7 @@
 #include "segment/table.h"
 
 #define SMALL_PAGE 4096U
+#define SETTLE_MS 5000
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -299,10 +300,53 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
     return result;
 }
 
+/*
+ * Addresses that engines know as those of segments that they may not have let go of yet: a transfer
+ * to something new there would be copied into the old pages. Under the lock.
+ */
+static struct { uintptr_t first, end; /* end 0: none */ } stale[TP_WIRE_MAX_SEGMENTS];
+
+static void remember_stale(uintptr_t first, uintptr_t end) {
+    unsigned i = 0;
+    while (i < TP_WIRE_MAX_SEGMENTS - 1 && stale[i].end != 0)
+        i++;
+    /* The last one takes in all that find no room. */
+    if (stale[i].end == 0 || first < stale[i].first)
+        stale[i].first = first;
+    if (stale[i].end < end)
+        stale[i].end = end;
+}
+
+/* True: there are such addresses in the range, and all of them are forgotten. */
+static bool forget_stale(uintptr_t first, uintptr_t end) {
+    bool found = false;
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++)
+        found |= first < stale[i].end && stale[i].first < end;
+    if (found)
+        memset(stale, 0, sizeof stale);
+    return found;
+}
+
+void tp_segment_settle(const void *address, size_t bytes) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (tp_inert())
+        return;
+    pthread_mutex_lock(&table_lock);
+    bool found = forget_stale((uintptr_t)address, (uintptr_t)address + bytes);
+    pthread_mutex_unlock(&table_lock);
+    if (found && !tp_server_settle(SETTLE_MS))
+        tp_log_once(&said, TP_LOG_WARN,
+                    "an engine did not let go of a segment for %d s, and another one comes to the "
+                    "same addresses: is it stopped, or starved of CPU?",
+                    SETTLE_MS / 1000);
+}
+
 /* Under the lock. */
 static void withdraw(struct overlay *overlay) {
     if (!overlay->published)
         return;
+    remember_stale((uintptr_t)overlay->pieces.base,
+                   (uintptr_t)overlay->pieces.base + overlay->pieces.bytes);
     overlay->published = false;
     show(overlay, TP_SLOT_STARTING);
     tp_count(TP_SEGMENT_BYTES, -overlay->pieces.bytes); /* wraps: a subtraction */
@@ -415,10 +459,12 @@ int tp_segment_publish(void *address, const struct tp_config *config) {
     if (tp_inert())
         return -ECHILD;
     pthread_mutex_lock(&table_lock);
-    bool known = find_ready(address) != NULL;
+    const struct overlay *ready = find_ready(address);
+    size_t bytes = ready != NULL ? ready->pieces.bytes : 0;
     pthread_mutex_unlock(&table_lock);
-    if (!known)
+    if (bytes == 0)
         return -ENOENT;
+    tp_segment_settle(address, bytes);
     int result = tp_server_start(true, config);
     if (result < 0)
         return result;

@@ -78,6 +78,13 @@ void tp_segment_forget(const void *address, size_t bytes);
 bool tp_segment_contains(const void *address);
 
 /*
+ * Memory is about to be made known to peers: if a segment was withdrawn from there, wait until the
+ * connected engines know, some seconds at most. Publishing does so by itself; for memory that is
+ * not ours, which Mooncake would serve there. Any thread.
+ */
+void tp_segment_settle(const void *address, size_t bytes);
+
+/*
  * Publish the overlay that starts at `address`: from now on engines are told of it. The first call
  * starts the server. 0, -ENOENT (no overlay there), or -errno with one line logged.
  */

@@ -16,8 +16,12 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
+
+#include <linux/sockios.h>
 
 #include "env/env.h"
 #include "env/stats.h"
@@ -34,6 +38,7 @@
 #define TICK_MS 250      /* while somebody has not said HELLO */
 #define EXHAUSTED_MS 500 /* pause of accepting when this process is out of fds */
 #define LOOK_MS 2000     /* between looks whether our entries are still in their directories */
+#define SETTLE_MS 2 /* between looks whether clients have read; and what they get to act on it */
 
 enum { STORE, ENGINE, ENTRIES };
 
@@ -53,6 +58,8 @@ static struct {
     int wake_fd; /* under lock; -1: no server */
     uint8_t instance[16];
     atomic_bool stop;
+    _Atomic uint64_t settle_wanted; /* tickets: see tp_server_settle */
+    _Atomic uint64_t settled;
 } server = {.lock = PTHREAD_MUTEX_INITIALIZER,
             .control_lock = PTHREAD_MUTEX_INITIALIZER,
             .epoll_fd = -1,
@@ -269,8 +276,20 @@ static void look_after_entries(struct loop *loop, uint64_t now) {
     pthread_mutex_unlock(&server.control_lock);
 }
 
+static bool all_have_read(const struct loop *loop) {
+    for (unsigned i = 0; i < SESSIONS; i++) {
+        int unread = 0;
+        if (loop->sessions[i].state == TP_SESSION_ATTACHED &&
+            ioctl(loop->sessions[i].fd, SIOCOUTQ, &unread) == 0 && unread > 0)
+            return false;
+    }
+    return true;
+}
+
 static void tick(struct loop *loop) {
     uint64_t now = tp_now_ms();
+    uint64_t wanted = atomic_load(&server.settle_wanted);
+    loop->announce |= wanted != atomic_load(&server.settled);
     look_after_entries(loop, now);
     if (loop->exhausted_until_ms != 0 && now >= loop->exhausted_until_ms) {
         loop->exhausted_until_ms = 0;
@@ -293,11 +312,15 @@ static void tick(struct loop *loop) {
             watch_session(loop, i, EPOLL_CTL_MOD, !session->waiting);
     }
     loop->announce = false;
+    if (wanted != atomic_load(&server.settled) && all_have_read(loop))
+        atomic_store(&server.settled, wanted);
 }
 
 static int next_timeout(const struct loop *loop) {
     uint64_t now = tp_now_ms();
     int timeout = loop->next_look_ms > now ? (int)(loop->next_look_ms - now) : 0;
+    if (atomic_load(&server.settled) != atomic_load(&server.settle_wanted))
+        return timeout < SETTLE_MS ? timeout : SETTLE_MS;
     if (loop->exhausted_until_ms != 0 && timeout > TICK_MS)
         timeout = TICK_MS;
     for (unsigned i = 0; i < SESSIONS; i++) {
@@ -336,6 +359,24 @@ static void *run(void *arg) {
             end_session(&loop, i, 0);
     }
     return NULL;
+}
+
+bool tp_server_settle(unsigned limit_ms) {
+    pthread_mutex_lock(&server.lock);
+    bool running = server.wake_fd >= 0;
+    pthread_mutex_unlock(&server.lock);
+    if (!running)
+        return true; /* no clients */
+    uint64_t end = tp_now_ms() + limit_ms;
+    uint64_t ticket = atomic_fetch_add(&server.settle_wanted, 1) + 1;
+    const struct timespec pause = {.tv_nsec = SETTLE_MS * 1000000L};
+    bool settled = false;
+    tp_server_wake();
+    while (!settled && tp_now_ms() < end) {
+        nanosleep(&pause, NULL);
+        settled = atomic_load(&server.settled) >= ticket;
+    }
+    return settled;
 }
 
 /* ---- start and stop

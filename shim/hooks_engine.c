@@ -271,6 +271,9 @@ int tp_hook_te_register(void *self, void *address, size_t bytes, const struct cx
     if (!real || (store_memory && tp_overlays_prepare(address, bytes, config) != 0)) {
         return -1;
     }
+    if (store_memory) {
+        tp_segment_settle(address, bytes);
+    }
     int rc = real(self, address, bytes, location, remote_accessible, update_metadata);
     if (rc == 0 && store_memory) {
         tp_overlays_publish(self, address, config);

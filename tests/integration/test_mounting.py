@@ -4,6 +4,7 @@ mounted; a file that it is told to mount stays the file.
 
 import json
 import os
+import subprocess
 import urllib.request
 
 import pytest
@@ -77,6 +78,54 @@ def test_a_file_that_others_see(cluster, mode):
         assert path not in store.call(actions_process.mapped_files)
         assert (store.call(actions.close), store.finish()) == (0, 0)
         cluster.assert_no_rule_broken()
+
+
+SLOW = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+ssize_t recvmsg(int fd, struct msghdr *message, int flags) {
+    ssize_t (*real)(int, struct msghdr *, int) = dlsym(RTLD_NEXT, "recvmsg");
+    char name[16] = "";
+    prctl(PR_GET_NAME, name);
+    if (strcmp(name, "tidepool-peer") == 0 && access(getenv("SLOW_FILE"), F_OK) == 0)
+        usleep(700000);
+    return real(fd, message, flags);
+}
+"""
+
+
+@pytest.mark.parametrize("mode", ["memfd", "cumem"])
+def test_the_same_addresses_again(cluster, mode):
+    """An engine that is slow to hear that a segment has gone does not take what comes to its addresses for it."""
+    cluster.use_segments(mode)
+    source, library, slow = (os.path.join(cluster.folder, name) for name in ("slow.c", "slow.so", "slow"))
+    with open(source, "w") as file:
+        file.write(SLOW)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", source, "-o", library], check=True)
+    environment = cluster.engine_environment()
+    if not cluster.stock:
+        environment.update(LD_PRELOAD=f"{cluster.preload}:{library}", SLOW_FILE=slow)
+    store, engine, stock = cluster.store(segment_bytes=0), cluster.engine(environment=environment), cluster.engine("stock", {})
+    mounted = store.call(actions.mount, size=SEGMENT)
+    cluster.warm(engine)
+    bases = []
+    for round_ in range(2):
+        keys = [f"round{round_}-{index}" for index in range(COUNT)]
+        bases += [segment["base"] for segment in ([] if cluster.stock else cluster.counters(store).segments)]
+        open(slow, "w").close()
+        assert store.call(actions.unmount, segments=mounted) == 0
+        mounted = store.call(actions.mount, size=SEGMENT)
+        assert engine.call(actions.write_keys, keys=keys, sizes=[65536] * COUNT, seed=round_) == [0] * COUNT
+        got = stock.call(actions.read_keys, keys=keys, sizes=[65536] * COUNT, seed=round_)
+        os.unlink(slow)
+        assert got == {"results": [65536] * COUNT, "wrong": []}, "they lie in the memory that has gone"
+    assert cluster.stock or mode == "cumem" or len(set(bases)) == 1, "it came to other addresses: the test shows nothing"
+    assert store.warnings == []
 
 
 def test_the_wheels_own_service(cluster):
