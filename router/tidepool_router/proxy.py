@@ -83,9 +83,20 @@ class Proxy:
 
     def reload(self):
         """Returns when the new worker serves and the old one has handed over."""
-        before = self.worker()
-        self.process.send_signal(signal.SIGUSR2)
+        before, said = self.worker(), self.reloads_said()
+        for _ in range(3):     # HAProxy's master misses a signal that comes while it still starts over
+            self.process.send_signal(signal.SIGUSR2)
+            try:
+                self.wait_until(lambda: self.reloads_said() > said, 'begin to reload', 3)
+                break
+            except RuntimeError:
+                if self.process.poll() is not None:
+                    raise
         self.wait_until(lambda: self.worker() not in (None, before), 'start a new worker')
+
+    def reloads_said(self):
+        with open(self.log) as file:
+            return file.read().count('Reloading HAProxy')
 
     def in_step(self):
         """Whether this worker has all that it could learn at its start. One that has not hands nothing on when it is reloaded;
