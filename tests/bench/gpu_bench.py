@@ -41,6 +41,8 @@ HUGE_PAGES_WAIT_S = 5  # for pages of --segments: nobody is about to give some b
 STOCK_BUFFERS_A_CALL = 2000  # with more at once, stock fails keys
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "tests", "integration", "harness"))
+from ports import free_port  # noqa: E402
 TIDEPOOL_BITS = {"MC_STORE_BATCHED_GET": "1", "MC_STORE_BATCHED_PUT": "1"}
 
 
@@ -592,17 +594,6 @@ class Process:
             except (Failure, OSError):
                 pass
         kill(self.popen)
-
-
-def free_port():
-    while True:
-        port = random.randrange(18000, 32000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
 
 
 class Side:

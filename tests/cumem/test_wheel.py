@@ -21,8 +21,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("TIDEPOOL_BUILD", ROOT / "build")).resolve()
 DOUBLE = BUILD / "tests" / "fakecuda"
 LIBRARY = BUILD / "libtidepool.so"
-sys.path.insert(0, str(ROOT / "tests" / "fakecuda"))
+sys.path[:0] = [str(ROOT / "tests" / "fakecuda"), str(ROOT / "tests" / "integration" / "harness")]
 import fakecuda  # noqa: E402
+from ports import free_port  # noqa: E402
 
 STORE = """
 import sys
@@ -54,12 +55,6 @@ print("ready", flush=True)
 sys.stdin.read()
 store.close()
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Host:

@@ -14,8 +14,10 @@ import time
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+TESTS = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(TESTS / "fakecuda"), str(TESTS / "integration" / "harness")]
 import fakecuda  # noqa: E402
+from ports import free_port  # noqa: E402
 
 FOLDER = os.environ.get("FAKECUDA_DIR", "")
 pytestmark = pytest.mark.skipif(not FOLDER, reason="FAKECUDA_DIR is not set")
@@ -59,12 +61,6 @@ for device in (0, 1):
 print(json.dumps(report), flush=True)
 store.close()
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

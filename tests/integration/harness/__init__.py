@@ -9,6 +9,7 @@
 | real_client      | a C++ program with Mooncake's RealClient, driven                         |
 | worker           | the other end of those pipes, run by the wheel's interpreter             |
 | status           | the counters of the processes of a directory, read from outside          |
+| ports            | which port the next one may listen on                                    |
 | mounts           | tmpfs and hugetlbfs for one test                                         |
 | memory           | buffers with guards around them, random contents                         |
 | actions_store    | what a worker can be told to do with mooncake.store                      |

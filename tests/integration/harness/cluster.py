@@ -4,7 +4,6 @@ Tidepool, all gone when the test ends.
 
 import json
 import os
-import random
 import shutil
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import time
 import pytest
 
 from . import actions_engine, actions_store, status
+from .ports import free_port
 from .process import Process, die_with_parent
 from .program import Program
 from .wheels import BUILD, LIBRARY, ROOT
@@ -24,18 +24,6 @@ sys.path.insert(0, str(ROOT / "tests" / "fakecuda"))
 import fakecuda  # noqa: E402
 
 MIB = 1 << 20
-
-
-def free_port():
-    """A port that nobody listens on, outside the ranges of the kernel (from 32768) and of Mooncake (15000-17000)."""
-    while True:
-        port = random.randrange(18000, 32000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
 
 
 def await_port(port, process, limit_s=15.0, host="127.0.0.1"):
