@@ -5,7 +5,8 @@
  *
  * SCARCE=CALL:FIRST:LAST[,...] lets those calls of CALL fail that libtidepool.so itself makes and
  * that have these numbers, counted in this process from 1; LAST 0: all from FIRST on. CALL is one
- * of the names below. What Mooncake, python and libc ask for by themselves is left alone.
+ * of the names below; open=TEXT counts only paths that contain TEXT, since which thread opens what
+ * first is a matter of chance. What Mooncake, python and libc ask for by themselves is left alone.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -35,6 +36,7 @@ static const int errors[SCARCE] = {EAGAIN, ENOMEM, ENOMEM, EMFILE, EMFILE,
                                    EMFILE, EMFILE, EMFILE, EMFILE, ENOSPC};
 static atomic_uint counts[SCARCE];
 static unsigned first[SCARCE], last[SCARCE];
+static char only[64]; /* paths to open */
 
 extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t count, size_t bytes);
@@ -45,7 +47,12 @@ __attribute__((constructor)) static void look(void) {
     find_ours();
     for (unsigned i = 0; setting != NULL && i < SCARCE; i++) {
         const char *at = strstr(setting, names[i]);
-        if (at != NULL && sscanf(at + strlen(names[i]), ":%u:%u", &first[i], &last[i]) != 2)
+        if (at == NULL)
+            continue;
+        at += strlen(names[i]);
+        if (i == OPEN && sscanf(at, "=%63[^:]", only) == 1)
+            at += 1 + strlen(only);
+        if (sscanf(at, ":%u:%u", &first[i], &last[i]) != 2)
             _exit(97);
     }
 }
@@ -130,7 +137,7 @@ int open64(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return FAILS(OPEN) ? -1 : real(path, flags, mode);
+    return strstr(path, only) && FAILS(OPEN) ? -1 : real(path, flags, mode);
 }
 
 int openat64(int dir_fd, const char *path, int flags, ...) {
@@ -139,7 +146,7 @@ int openat64(int dir_fd, const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return FAILS(OPEN) ? -1 : real(dir_fd, path, flags, mode);
+    return strstr(path, only) && FAILS(OPEN) ? -1 : real(dir_fd, path, flags, mode);
 }
 
 int fallocate64(int fd, int mode, off_t offset, off_t bytes) {
