@@ -55,7 +55,8 @@ def end(cluster, store):
 
 def said(store, text):
     """Exactly one line says this, and none says anything else aloud."""
-    return len(store.warnings) == 1 and text in store.warnings[0]
+    assert len(store.warnings) == 1 and text in store.warnings[0], f"not just {text!r}: {store.warnings}"
+    return True
 
 
 # ---- MC_STORE_USE_HUGEPAGE

@@ -434,6 +434,8 @@ def test_watch_goes_on_until_interrupted(directory):
             env=clean_environment(),
             stdout=subprocess.PIPE,
             text=True,
+            # A shell that runs the tests in the background has had it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         reports = [json.loads(watching.stdout.readline()) for _ in range(3)]
         watching.send_signal(signal.SIGINT)
