@@ -31,6 +31,17 @@
 static struct tp_wave_queue queues[TP_DEVICES][2][TP_GPU_METHODS];
 static pthread_once_t queues_once = PTHREAD_ONCE_INIT;
 static _Atomic int highest_device = -1;
+
+#define QUEUES_A_GPU (2 * TP_GPU_METHODS)
+
+/* The queues of all GPUs that were used, one after the other. */
+static int queue_count(void) {
+    return (atomic_load(&highest_device) + 1) * QUEUES_A_GPU;
+}
+
+static struct tp_wave_queue *queue_at(int i) {
+    return &queues[i / QUEUES_A_GPU][i / TP_GPU_METHODS % 2][i % TP_GPU_METHODS];
+}
 static _Thread_local unsigned deferring;
 
 static void init_queues(void) {
@@ -284,24 +295,17 @@ static struct tp_wave *take_open(struct tp_wave_queue *queue, bool old_only) {
 
 /* All that still gathers; `old_only`: of what was open at the last look as well. */
 static void send_gathering(bool old_only) {
-    int highest = atomic_load(&highest_device);
-    for (int device = 0; device <= highest; device++) {
-        for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
-            struct tp_wave *wave =
-                take_open(&queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS], old_only);
-            if (wave)
-                tp_wave_send(wave);
-        }
+    for (int i = 0, count = queue_count(); i < count; i++) {
+        struct tp_wave *wave = take_open(queue_at(i), old_only);
+        if (wave)
+            tp_wave_send(wave);
     }
 }
 
 static bool any_open(void) {
     bool open = false;
-    int highest = atomic_load(&highest_device);
-    for (int i = 0; i < (highest + 1) * 2 * TP_GPU_METHODS && !open; i++) {
-        int way = i % (2 * TP_GPU_METHODS);
-        struct tp_wave_queue *queue =
-            &queues[i / (2 * TP_GPU_METHODS)][way / TP_GPU_METHODS][way % TP_GPU_METHODS];
+    for (int i = 0, count = queue_count(); i < count && !open; i++) {
+        struct tp_wave_queue *queue = queue_at(i);
         pthread_mutex_lock(&queue->lock);
         open = queue->open != NULL;
         pthread_mutex_unlock(&queue->lock);
@@ -350,10 +354,8 @@ static void start_flusher(void) {
 void tp_device_prepare(struct tp_gpu *gpu) {
     pthread_once(&queues_once, init_queues);
     start_flusher();
-    for (int i = 0; i < 2 * TP_GPU_METHODS * READY_WAVES; i++) {
-        int way = i / READY_WAVES;
-        struct tp_wave_queue *queue =
-            &queues[tp_gpu_device(gpu)][way / TP_GPU_METHODS][way % TP_GPU_METHODS];
+    for (int i = 0; i < QUEUES_A_GPU * READY_WAVES; i++) {
+        struct tp_wave_queue *queue = queue_at(tp_gpu_device(gpu) * QUEUES_A_GPU + i / READY_WAVES);
         if (queue->method == TP_GPU_KERNEL && !tp_gpu_kernel_max(gpu, queue->to_device))
             continue;
         struct tp_wave *wave = new_wave(queue, gpu);
@@ -405,13 +407,9 @@ static bool sweep_wave(struct tp_wave *wave) {
 
 unsigned tp_device_sweep(void) {
     unsigned ended = 0;
-    int highest = atomic_load(&highest_device);
-    for (int device = 0; device <= highest; device++) {
-        for (int i = 0; i < 2 * TP_GPU_METHODS; i++) {
-            struct tp_wave_queue *queue = &queues[device][i / TP_GPU_METHODS][i % TP_GPU_METHODS];
-            for (struct tp_wave *wave = atomic_load(&queue->all); wave; wave = wave->also)
-                ended += sweep_wave(wave);
-        }
+    for (int i = 0, count = queue_count(); i < count; i++) {
+        for (struct tp_wave *wave = atomic_load(&queue_at(i)->all); wave; wave = wave->also)
+            ended += sweep_wave(wave);
     }
     return ended;
 }
