@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "env/env.h"
@@ -188,9 +187,7 @@ static void warn_ambiguous(const struct tp_link *link) {
 /* A store that is set up again in one process gets a new name each time; one that floods us with
  * names does not mean well. */
 static bool rename_allowed(struct tp_link *link) {
-    struct timespec now = {0};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    uint64_t second = (uint64_t)now.tv_sec;
+    uint64_t second = tp_now_ms() / 1000;
     uint64_t passed = second - link->renamed_s;
     link->renames -= passed < link->renames ? (unsigned)passed : link->renames;
     link->renamed_s = second;

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "env/env.h"
 #include "env/stats.h"
 #include "fake_store.h"
 #include "transport/transport.h"
@@ -21,12 +22,6 @@ struct rig_request {
     struct tp_request request;
     unsigned char tail[RIG_STRIDE - sizeof(struct tp_request)];
 };
-
-static inline uint64_t rig_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 static inline uint64_t rig_counter(enum tp_counter counter) {
     return atomic_load(&tp_stats_page()->counters[counter]);
@@ -51,7 +46,7 @@ static inline bool rig_wait(struct tp_engine *engine, uint64_t handle, uint64_t 
                             unsigned timeout_ms) {
     static unsigned char byte;
     struct rig_request r = rig_make(TP_OP_READ, &byte, handle, offset, 1);
-    for (uint64_t end = rig_ms() + timeout_ms; rig_ms() < end; usleep(2000)) {
+    for (uint64_t end = tp_now_ms() + timeout_ms; tp_now_ms() < end; usleep(2000)) {
         struct tp_submit submit;
         if (rig_begin(engine, 0x1111, 1, &r, 1, &submit) != TP_PLAN_NONE) {
             tp_submit_abort(&submit);
@@ -64,7 +59,7 @@ static inline bool rig_wait(struct tp_engine *engine, uint64_t handle, uint64_t 
 /* Wait for the end of a batch that is local. */
 static inline enum tp_task_state rig_finish(uint64_t id, uint64_t *ret_bytes) {
     struct tp_task_status status = {0};
-    for (uint64_t end = rig_ms() + 20000; rig_ms() < end;) {
+    for (uint64_t end = tp_now_ms() + 20000; tp_now_ms() < end;) {
         if (tp_batch_status(id, &status) != TP_ANSWER_LOCAL)
             return (enum tp_task_state)99;
         if (status.state != TP_TASK_WAITING)

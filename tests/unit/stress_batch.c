@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
             return 1;
     }
     unsigned rounds = 0;
-    for (uint64_t end = rig_ms() + seconds * 1000; rig_ms() < end; rounds++) {
+    for (uint64_t end = tp_now_ms() + seconds * 1000; tp_now_ms() < end; rounds++) {
         fake_start(&store, config, &options);
         usleep(250000);
         fake_end(&store);

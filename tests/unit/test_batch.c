@@ -232,8 +232,8 @@ Test(batch, a_store_that_dies_fails_what_was_not_seen_done) {
     struct tp_task_status status;
     cr_assert_eq(rig_begin(engine, 0x70, 1, &r, 1, &submit), TP_PLAN_ALL);
     fake_kill(&store);
-    uint64_t end = rig_ms() + 5000;
-    while (rig_counter(TP_PEERS_LOST) == 0 && rig_ms() < end)
+    uint64_t end = tp_now_ms() + 5000;
+    while (rig_counter(TP_PEERS_LOST) == 0 && tp_now_ms() < end)
         usleep(1000);
     tp_submit_commit(&submit);
     cr_assert_eq(rig_finish(0x70, NULL), TP_TASK_FAILED);
@@ -262,8 +262,8 @@ Test(batch, a_store_that_dies_fails_its_own_tasks_only) {
     uint64_t read = rig_counter(TP_LOCAL_READ_BYTES);
     cr_assert_eq(rig_begin(engine, 0x72, N, r, N, &submit), TP_PLAN_ALL);
     fake_kill(&other);
-    uint64_t end = rig_ms() + 5000;
-    while (rig_counter(TP_PEERS_LOST) == 0 && rig_ms() < end)
+    uint64_t end = tp_now_ms() + 5000;
+    while (rig_counter(TP_PEERS_LOST) == 0 && tp_now_ms() < end)
         usleep(1000);
     tp_submit_commit(&submit);
     cr_assert_eq(rig_finish(0x72, NULL), TP_TASK_FAILED, "Mooncake's rule for the whole batch");
@@ -296,8 +296,8 @@ Test(batch, a_batch_that_nobody_asks_about_does_not_hold_a_dead_stores_memory) {
     cr_assert_eq(rig_begin(engine, 0x71, 1, &r, 1, &submit), TP_PLAN_ALL);
     tp_submit_commit(&submit);
     fake_kill(&store);
-    uint64_t end = rig_ms() + 1000;
-    while (views() > 1 && rig_ms() < end)
+    uint64_t end = tp_now_ms() + 1000;
+    while (views() > 1 && tp_now_ms() < end)
         usleep(5000);
     cr_assert_eq(views(), 1);
 }

@@ -88,7 +88,7 @@ Test(peer, hostile_stores_are_left_alone, .timeout = 60) {
         cr_expect(!attaches(manners[i], 300), "manner %d", manners[i]);
     cr_expect_geq(rig_counter(TP_PEERS_REFUSED), 10);
     cr_assert(attaches(FAKE_GOOD, 5000), "a good store after them is attached");
-    for (uint64_t end = rig_ms() + 5000; open_fds() != fds && rig_ms() < end;)
+    for (uint64_t end = tp_now_ms() + 5000; open_fds() != fds && tp_now_ms() < end;)
         usleep(10000);
     cr_expect_eq(open_fds(), fds, "%u fds, %u before", open_fds(), fds);
 }
@@ -182,14 +182,15 @@ Test(peer, a_piece_that_cannot_be_mapped_once_is_tried_again, .timeout = 30) {
                &(struct fake_options){
                    .name = "127.0.0.1:1", .manner = FAKE_TMPFS_FILE, .pieces_ms = 1000});
     tp_engine_open(engine, 1, "127.0.0.1:1", 11);
-    for (uint64_t end = rig_ms() + 5000; !rig_counter(TP_FALLBACK_NOT_IMPORTED) && rig_ms() < end;)
+    for (uint64_t end = tp_now_ms() + 5000;
+         !rig_counter(TP_FALLBACK_NOT_IMPORTED) && tp_now_ms() < end;)
         cr_assert_not(rig_wait(engine, 1, FAKE_BASE, 5));
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
     int highest = fcntl(0, F_DUPFD_CLOEXEC, 0);
     close(highest);
     struct rlimit small = {(rlim_t)highest + 1, limit.rlim_max};
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &small), 0);
-    for (uint64_t end = rig_ms() + 5000; !rig_counter(TP_IMPORT_FAILURES) && rig_ms() < end;)
+    for (uint64_t end = tp_now_ms() + 5000; !rig_counter(TP_IMPORT_FAILURES) && tp_now_ms() < end;)
         usleep(5000);
     cr_expect_not(rig_wait(engine, 1, FAKE_BASE, 100));
     cr_expect_eq(rig_counter(TP_IMPORT_FAILURES), 1);
@@ -262,8 +263,8 @@ Test(peer, a_dead_store_is_let_go_and_its_heir_found, .timeout = 60) {
         tp_engine_open(engine, 1, "127.0.0.1:1", 11);
         cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000), "round %d", round);
         fake_kill(&store);
-        uint64_t end = rig_ms() + 1000;
-        while (mappings_of("memfd:fake") > 1 && rig_ms() < end)
+        uint64_t end = tp_now_ms() + 1000;
+        while (mappings_of("memfd:fake") > 1 && tp_now_ms() < end)
             usleep(5000);
         cr_assert_eq(mappings_of("memfd:fake"), 1, "only the test's own view is left");
         cr_assert_not(rig_wait(engine, 1, FAKE_BASE, 20));
@@ -310,16 +311,16 @@ Test(peer, more_stores_than_slots_harm_nothing, .timeout = 60) {
         fake_start(&stores[i], config, &(struct fake_options){.name = name, .bytes = 65536});
         tp_engine_open(engine, (uint64_t)i, name, strlen(name));
     }
-    uint64_t end = rig_ms() + 20000;
-    while (rig_counter(TP_PEERS_ATTACHED) < 64 && rig_ms() < end)
+    uint64_t end = tp_now_ms() + 20000;
+    while (rig_counter(TP_PEERS_ATTACHED) < 64 && tp_now_ms() < end)
         usleep(10000);
     cr_assert_eq(rig_counter(TP_PEERS_ATTACHED), 64);
     /* Which 64 are attached is the directory's order: of seven that end, one is. */
     for (int i = 0; i < MANY - 63; i++)
         fake_end(&stores[i]);
     fake_start(&late, config, &(struct fake_options){.name = "127.0.0.1:99", .bytes = 65536});
-    end = rig_ms() + 20000;
-    while (rig_counter(TP_PEERS_ATTACHED) < 65 && rig_ms() < end)
+    end = tp_now_ms() + 20000;
+    while (rig_counter(TP_PEERS_ATTACHED) < 65 && tp_now_ms() < end)
         usleep(10000);
     cr_assert_geq(rig_counter(TP_PEERS_ATTACHED), 65, "a slot that is free again is used");
     fake_end(&late);

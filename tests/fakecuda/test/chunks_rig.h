@@ -49,7 +49,7 @@ static inline bool is_registered(const struct mapped *mapped, uint64_t offset) {
 
 static inline bool becomes_registered(const struct mapped *mapped, uint64_t offset,
                                       uint64_t limit_ms) {
-    for (uint64_t end = rig_now_ms() + limit_ms; rig_now_ms() < end; usleep(500)) {
+    for (uint64_t end = tp_now_ms() + limit_ms; tp_now_ms() < end; usleep(500)) {
         if (is_registered(mapped, offset))
             return true;
     }
@@ -83,9 +83,9 @@ static inline bool copy_chunks(const struct mapped *mapped, bool to_device, uint
 /* As the peer thread does when a store is gone. True: the driver kept something. */
 static inline bool unmap_segment(struct mapped *mapped) {
     bool stuck = false;
-    uint64_t end = rig_now_ms() + 10000;
+    uint64_t end = tp_now_ms() + 10000;
     while (!tp_chunks_drop(mapped->chunks, &stuck)) {
-        must(rig_now_ms() < end, "a segment can be dropped");
+        must(tp_now_ms() < end, "a segment can be dropped");
         usleep(1000);
     }
     if (!stuck)

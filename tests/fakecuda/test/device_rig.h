@@ -57,17 +57,11 @@ static inline CUcontext use_device(int device) {
     return context;
 }
 
-static inline uint64_t rig_now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* NULL when it is not ready within this time. */
 static inline struct tp_gpu *wait_gpu(int device, uint64_t limit_ms) {
-    uint64_t end = rig_now_ms() + limit_ms;
+    uint64_t end = tp_now_ms() + limit_ms;
     struct tp_gpu *gpu;
-    while (!(gpu = tp_gpu_get(device)) && rig_now_ms() < end)
+    while (!(gpu = tp_gpu_get(device)) && tp_now_ms() < end)
         usleep(1000);
     return gpu;
 }
@@ -107,10 +101,10 @@ static inline CUdeviceptr pieced_memory(int device, size_t piece_bytes, unsigned
 
 /* Poll to the end. RUNNING when it does not come within 20 s. */
 static inline enum tp_device_state finish(struct tp_device_job *job) {
-    uint64_t end = rig_now_ms() + 20000;
+    uint64_t end = tp_now_ms() + 20000;
     enum tp_device_state state;
     while ((state = tp_device_look(job, TP_DEVICE_GROUPS)) == TP_DEVICE_RUNNING &&
-           rig_now_ms() < end) {
+           tp_now_ms() < end) {
         tp_device_poll(job);
         sched_yield();
     }

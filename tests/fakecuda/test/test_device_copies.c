@@ -245,11 +245,11 @@ static uint64_t ms_unasked(struct one_copy *copy, unsigned char value, unsigned 
     tp_device_defer_begin();
     usleep(wait_ms * 1000);
     start_one(copy, value);
-    uint64_t from = rig_now_ms();
-    while (!arrived(copy, value) && rig_now_ms() < from + 5000)
+    uint64_t from = tp_now_ms();
+    while (!arrived(copy, value) && tp_now_ms() < from + 5000)
         usleep(500);
     cr_assert(arrived(copy, value));
-    uint64_t took_ms = rig_now_ms() - from;
+    uint64_t took_ms = tp_now_ms() - from;
     tp_device_defer_end();
     cr_assert_eq(finish(&copy->job), TP_DEVICE_DONE);
     tp_device_reset(&copy->job);

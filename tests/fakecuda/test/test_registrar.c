@@ -46,7 +46,7 @@ static bool hold_once(const struct mapped *mapped, unsigned chunk) {
 
 /* Used for so long: is it registered in the end? */
 static bool comes(const struct mapped *mapped, unsigned chunk, uint64_t limit_ms) {
-    for (uint64_t end = rig_now_ms() + limit_ms; rig_now_ms() < end; usleep(1000)) {
+    for (uint64_t end = tp_now_ms() + limit_ms; tp_now_ms() < end; usleep(1000)) {
         if (hold_once(mapped, chunk))
             return true;
     }
@@ -55,7 +55,7 @@ static bool comes(const struct mapped *mapped, unsigned chunk, uint64_t limit_ms
 
 /* Touched until it is a hit: one that is just being registered ahead is copied as it is. */
 static bool touch_soon(const struct mapped *mapped, unsigned chunk) {
-    for (uint64_t end = rig_now_ms() + 5000; rig_now_ms() < end;) {
+    for (uint64_t end = tp_now_ms() + 5000; tp_now_ms() < end;) {
         if (touch(mapped, chunk))
             return true;
     }
@@ -89,7 +89,7 @@ Test(registrar, pieces_and_segments_end_chunks, .timeout = 60) {
 }
 
 static bool becomes(enum tp_counter counter, uint64_t value) {
-    for (uint64_t end = rig_now_ms() + 5000; rig_now_ms() < end; usleep(500)) {
+    for (uint64_t end = tp_now_ms() + 5000; tp_now_ms() < end; usleep(500)) {
         if (counted(counter) == value)
             return true;
     }
@@ -184,7 +184,7 @@ Test(registrar, the_chunk_that_was_not_used_for_longest_gives_way, .timeout = 60
     cr_assert(touch(mapped, 0) && touch(mapped, 1) && touch(mapped, 2));
     cr_assert_eq(counted(TP_REGISTERED_BYTES), 3 * CHUNK);
     bool registered = false;
-    for (uint64_t end = rig_now_ms() + 5000; !registered && rig_now_ms() < end; usleep(1000)) {
+    for (uint64_t end = tp_now_ms() + 5000; !registered && tp_now_ms() < end; usleep(1000)) {
         cr_assert(hold_once(mapped, 0) && hold_once(mapped, 1));
         registered = hold_once(mapped, 3);
     }
@@ -365,7 +365,7 @@ Test(registrar, one_that_comes_back_late_is_in_nobodys_way, .timeout = 60) {
     cr_assert_not(hold_once(mapped, 1));
     atomic_store(&late->gap, UINT64_C(3000000000) * 3600);
     atomic_store(&late->visit, UINT64_MAX); /* and this visit lasts */
-    for (uint64_t end = rig_now_ms() + 5000; !counted(TP_REGISTER_FULL) && rig_now_ms() < end;)
+    for (uint64_t end = tp_now_ms() + 5000; !counted(TP_REGISTER_FULL) && tp_now_ms() < end;)
         cr_assert_not(hold_once(mapped, 1));
     cr_assert_geq(counted(TP_REGISTER_FULL), 1);
     cr_assert(comes(mapped, 2, 5000));
@@ -396,7 +396,7 @@ Test(registrar, what_is_asked_for_and_refused_makes_no_room, .timeout = 60) {
     cr_assert_eq(pinned, 12);
     for (unsigned i = 0; i < 3; i++)
         cr_assert_eq(pthread_create(&threads[i], NULL, ask_for_more, NULL), 0);
-    for (uint64_t end = rig_now_ms() + 1000; rig_now_ms() < end;) {
+    for (uint64_t end = tp_now_ms() + 1000; tp_now_ms() < end;) {
         for (unsigned i = 0; i < 64; i++)
             (void)hold_once(mapped, i);
     }
@@ -418,7 +418,7 @@ Test(registrar, a_chunk_touched_a_little_is_registered_meanwhile, .timeout = 60)
     cr_assert(copy_chunks(mapped, true, 5, gpu, 100));
     cr_assert_eq(counted(TP_REGISTER_MISSES), 1);
     cr_assert(becomes_registered(mapped, 0, 5000));
-    for (uint64_t end = rig_now_ms() + 5000; !counted(TP_REGISTER_HITS) && rig_now_ms() < end;)
+    for (uint64_t end = tp_now_ms() + 5000; !counted(TP_REGISTER_HITS) && tp_now_ms() < end;)
         cr_assert(copy_chunks(mapped, true, 5, gpu, 100));
     cr_assert_eq(counted(TP_REGISTER_HITS), 1);
     tp_registrar_stop();
@@ -505,7 +505,7 @@ Test(registrar_faults, a_driver_that_always_refuses_is_not_asked_again_and_again
     begin(REGISTER, CHUNK);
     struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
     fail_calls("cuMemHostRegister:*=2");
-    for (uint64_t end = rig_now_ms() + 300; rig_now_ms() < end;)
+    for (uint64_t end = tp_now_ms() + 300; tp_now_ms() < end;)
         cr_assert(copy_chunks(mapped, true, 0, gpu, CHUNK));
     cr_assert_leq(counted(TP_REGISTER_FAILURES), 6);
     cr_assert_geq(counted(TP_REGISTER_FAILURES), 3);
@@ -532,7 +532,7 @@ Test(registrar_faults, a_refused_end_leaves_the_chunk_as_it_was, .timeout = 60) 
     struct mapped *mapped = map_segment(2 * CHUNK, 2 * CHUNK, 4096);
     cr_assert(touch(mapped, 0));
     fail_calls("cuMemHostUnregister:1=999");
-    for (uint64_t end = rig_now_ms() + 5000; !counted(TP_REGISTER_FAILURES) && rig_now_ms() < end;)
+    for (uint64_t end = tp_now_ms() + 5000; !counted(TP_REGISTER_FAILURES) && tp_now_ms() < end;)
         (void)comes(mapped, 1, 1);
     cr_assert_eq(counted(TP_REGISTER_FAILURES), 1);
     cr_assert_eq(counted(TP_REGISTERED_BYTES), CHUNK);
