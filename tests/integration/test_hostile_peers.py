@@ -13,6 +13,7 @@ import pytest
 from harness import actions_store as actions
 from harness import status
 from harness.cluster import MIB
+from harness.process import open_files
 
 WANT, SEGMENT, PIECES = 7, 6, 8
 ATTACH = 1
@@ -86,26 +87,20 @@ def send_and_close(path, *packets, fds=()):
         pass
 
 
-def open_files(pid):
+def left_open(pid):
     """What the process has open that a client can have sent it or be: neither TCP sockets, nor event polls and timers, which
     Mooncake opens when it is busy or some seconds after its start."""
     tcp = set()
     for table in ("tcp", "tcp6"):
         with open(f"/proc/{pid}/net/{table}") as file:
             tcp.update(f"socket:[{line.split()[9]}]" for line in list(file)[1:])
-    found = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except FileNotFoundError:
-            pass
-    return [target for target in found if target not in tcp and not target.startswith("anon_inode:")]
+    return [target for target in open_files(pid) if target not in tcp and not target.startswith("anon_inode:")]
 
 
 def under_fire(pair, attack, seconds=3.0, clients=1):
     """Run transfers while the attack goes on; all of them must be right, and the store must be as it was."""
     store = pair.store_process.pid
-    before_fire = open_files(store)
+    before_fire = left_open(store)
     running = pair.engine_process.start(actions.hammer, key_prefix="h", size=MIB, seconds=seconds, seed=1)
     over = threading.Event()
 
@@ -130,7 +125,7 @@ def under_fire(pair, attack, seconds=3.0, clients=1):
     assert len(pair.counters(pair.store_process).clients) == clients
 
     def more():
-        return sorted((Counter(open_files(store)) - Counter(before_fire)).elements())
+        return sorted((Counter(left_open(store)) - Counter(before_fire)).elements())
 
     status.until(lambda: len(more()) <= clients, lambda: f"the store closes what it was sent: {more()}", 5)
     # A newcomer is still served.

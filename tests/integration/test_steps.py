@@ -1,12 +1,12 @@
 """Processes that end or stop at each step of the protocol: nobody else is hurt, hangs or has to be restarted."""
 
-import os
 import signal
 
 import pytest
 from harness import actions_store as actions
 from harness import status
 from harness.cluster import MIB
+from harness.process import open_files
 from harness.wheels import BUILD
 
 STEPS = BUILD / "tests" / "steps" / "libsteps.so"
@@ -76,14 +76,8 @@ def served_as_before(cluster, fds):
 
 def process_fds(process):
     """What Tidepool may leak. Mooncake's own fds come and go."""
-    links = []
-    for name in os.listdir(f"/proc/{process.pid}/fd"):
-        try:
-            links.append(os.readlink(f"/proc/{process.pid}/fd/{name}"))
-        except OSError:
-            continue
     unix = {line.split()[6] for line in open("/proc/net/unix").read().splitlines()[1:]}
-    return [link for link in links if "memfd:" in link or (link.startswith("socket:[") and link[8:-1] in unix)]
+    return [link for link in open_files(process.pid) if "memfd:" in link or (link.startswith("socket:[") and link[8:-1] in unix)]
 
 
 @pytest.mark.slow
