@@ -40,8 +40,7 @@ const struct tp_setting tp_settings[] = {
     {"transports.shm.register_max_bytes", "bytes, or a string such as \"4G\"; 0: no limit", "0",
      "Engine: how much of it may be registered at once, of which a quarter, 53 MiB a GPU at most, "
      "is for pinned memory: copies of what is not registered go by way of that. What was not used "
-     "for "
-     "longest, and not for two seconds, gives way to what is used more often."},
+     "for longest, and not for two seconds, gives way to what is used more often."},
     {"transports.shm.register_ahead_chunks", "0 to 1024", "8",
      "Engine: chunks registered ahead of use, in the background."},
     {"transports.shm.copy_engine", "\"auto\", \"dma\" or \"kernel\"", "auto",

@@ -113,7 +113,7 @@ static bool is_open(int device) {
 }
 
 static bool becomes_open(int device, unsigned timeout_ms) {
-    for (uint64_t end = rig_ms() + timeout_ms; rig_ms() < end; usleep(1000)) {
+    for (uint64_t end = tp_now_ms() + timeout_ms; tp_now_ms() < end; usleep(1000)) {
         if (is_open(device))
             return true;
     }
@@ -317,7 +317,7 @@ Test(cumem_import, what_goes_on_failing_is_tried_ever_later, .timeout = 30) {
 struct opened {
     uint64_t start_ns; /* first: they are sorted by it */
     uint64_t address;
-    bool note; /* where note_asked stands in the order */
+    bool note; /* no piece, but where the test says that it has asked */
 };
 static int call_log = -1;
 
@@ -463,8 +463,8 @@ Test(cumem_import, all_pieces_come_without_pauses, .timeout = 30) {
     struct opened opened[3 * PIECES];
     uint64_t pairs[PIECES - 2];
     start_slow(true);
-    uint64_t end_ms = rig_ms() + 20000;
-    while ((!the_peer() || mapped_pieces() < PIECES) && rig_ms() < end_ms)
+    uint64_t end_ms = tp_now_ms() + 20000;
+    while ((!the_peer() || mapped_pieces() < PIECES) && tp_now_ms() < end_ms)
         usleep(1000);
     cr_assert_eq(read_opened(opened, 3 * PIECES), PIECES);
     for (unsigned i = 0; i + 2 < PIECES; i++)

@@ -76,7 +76,7 @@ static void check_behind(uint64_t bytes) {
     r[1] = rig_make(TP_OP_READ, gpu_at(CHUNK), 1, FAKE_BASE + BYTES, bytes);
     cr_assert_eq(rig_begin(engine, 0x18, 2, r, 2, &begun), TP_PLAN_MIXED);
     tp_submit_commit(&begun);
-    for (uint64_t end = rig_ms() + 5000; rig_ms() < end && status.state != TP_TASK_COMPLETED;)
+    for (uint64_t end = tp_now_ms() + 5000; tp_now_ms() < end && status.state != TP_TASK_COMPLETED;)
         cr_assert_eq(tp_batch_task_status(0x18, 0, &status), TP_ANSWER_LOCAL);
     cr_assert_eq(status.state, TP_TASK_COMPLETED);
     cr_assert_eq(DRIVER(fakecuda_peek)(got, gpu, CHUNK), 0);
@@ -96,7 +96,7 @@ Test(registered_peer, a_request_far_beyond_the_segment, .timeout = 60) {
 }
 
 static bool becomes(enum tp_counter counter, uint64_t value) {
-    for (uint64_t end = rig_ms() + 5000; rig_ms() < end; usleep(1000)) {
+    for (uint64_t end = tp_now_ms() + 5000; tp_now_ms() < end; usleep(1000)) {
         if (counted(counter) == value)
             return true;
     }
@@ -276,7 +276,7 @@ Test(registered_peer, a_child_of_a_fork_knows_of_no_copies, .timeout = 60) {
 
 static bool unmapped(const char *address) {
     unsigned char resident;
-    for (uint64_t end = rig_ms() + 5000; rig_ms() < end; usleep(1000)) {
+    for (uint64_t end = tp_now_ms() + 5000; tp_now_ms() < end; usleep(1000)) {
         if (mincore((void *)((uintptr_t)address & ~UINT64_C(4095)), 1, &resident) != 0)
             return true;
     }
@@ -331,7 +331,7 @@ Test(registered_peer, a_segment_that_is_withdrawn_under_staged_copies, .timeout 
     char *address = mapped_address();
     uint64_t rounds = 0;
     /* Again and again, until it is gone. */
-    for (uint64_t end = rig_ms() + 10000; rig_ms() < end; rounds++) {
+    for (uint64_t end = tp_now_ms() + 10000; tp_now_ms() < end; rounds++) {
         struct rig_request r = rig_make(TP_OP_READ, gpu_at(0), 1, FAKE_BASE, BYTES);
         struct tp_submit begun;
         if (rig_begin(engine, 0xa0, 1, &r, 1, &begun) != TP_PLAN_ALL)
@@ -366,7 +366,7 @@ Test(registered_peer, nothing_is_registered_unless_asked_for, .timeout = 60) {
 
 /* ---- two allocations of one GPU whose addresses touch: no copy may cross their border ---- */
 
-/* Each request continues the one before, on both sides; the fourth begins the second allocation. */
+/* Each request continues the one before, on both sides; the fifth begins the second allocation. */
 static void check_touching(const char *settings, bool registered) {
     enum { N = 8, BLOCK = 65536 };
     static unsigned char got[N * BLOCK];

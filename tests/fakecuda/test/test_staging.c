@@ -191,8 +191,8 @@ Test(staging, nothing_is_staged_when_all_is_registered, .timeout = 60) {
     begin(REGISTER, 5 * CHUNK, "");
     struct mapped *mapped = map_segment(5 * CHUNK, 5 * CHUNK, 4096);
     check_blocks(mapped, 0, 5 * CHUNK, 1);
-    for (uint64_t end_ms = rig_now_ms() + 5000;
-         counted(TP_REGISTERED_BYTES) < 5 * CHUNK && rig_now_ms() < end_ms;)
+    for (uint64_t end_ms = tp_now_ms() + 5000;
+         counted(TP_REGISTERED_BYTES) < 5 * CHUNK && tp_now_ms() < end_ms;)
         usleep(1000);
     uint64_t staged = counted(TP_STAGED_BYTES);
     check_blocks(mapped, 0, 5 * CHUNK, 1);
@@ -205,9 +205,9 @@ Test(staging, nothing_is_staged_when_all_is_registered, .timeout = 60) {
 
 static uint64_t one_way_ms(const struct mapped *mapped, bool to_device) {
     struct part all = {0, 0, 4 * CHUNK};
-    uint64_t start = rig_now_ms();
+    uint64_t start = tp_now_ms();
     cr_assert_eq(run_parts(mapped, to_device, &all, 1), TP_DEVICE_DONE);
-    return rig_now_ms() - start;
+    return tp_now_ms() - start;
 }
 
 /* 16 slots; the GPU begins each only after 200 ms. */
@@ -265,8 +265,8 @@ static void *make_ready(void *arg) {
 }
 
 static bool ends_by_itself(const struct tp_device_job *job, uint64_t limit_ms) {
-    uint64_t end_ms = rig_now_ms() + limit_ms;
-    while (tp_device_look(job, TP_DEVICE_GROUPS) == TP_DEVICE_RUNNING && rig_now_ms() < end_ms)
+    uint64_t end_ms = tp_now_ms() + limit_ms;
+    while (tp_device_look(job, TP_DEVICE_GROUPS) == TP_DEVICE_RUNNING && tp_now_ms() < end_ms)
         usleep(100);
     return tp_device_look(job, TP_DEVICE_GROUPS) == TP_DEVICE_DONE;
 }
@@ -502,8 +502,9 @@ static void check_lost_at(int look, const char *failures) {
     end(mapped);
 }
 
+static int looks[] = {0, 1, 2, 3, 4, 5, 6};
+
 ParameterizedTestParameters(staging_faults, lost_while_planned) {
-    static int looks[] = {0, 1, 2, 3, 4, 5, 6};
     return cr_make_param_array(int, looks, 7);
 }
 
@@ -512,7 +513,6 @@ ParameterizedTest(int *look, staging_faults, lost_while_planned, .timeout = 60) 
 }
 
 ParameterizedTestParameters(staging_faults, lost_while_planned_and_registered) {
-    static int looks[] = {0, 1, 2, 3, 4, 5, 6};
     return cr_make_param_array(int, looks, 7);
 }
 
