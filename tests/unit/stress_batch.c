@@ -4,7 +4,7 @@
  * and no answer of success comes with wrong bytes, no thread hangs, nothing races. Without
  * Criterion, so that it also runs under ThreadSanitizer.
  *
- * Usage: stress_batch [seconds]
+ * Usage: stress_batch [seconds]   (longer, until two stores were attached and a batch completed)
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -77,7 +77,10 @@ int main(int argc, char **argv) {
             return 1;
     }
     unsigned rounds = 0;
-    for (uint64_t end = tp_now_ms() + seconds * 1000; tp_now_ms() < end; rounds++) {
+    alarm(seconds + 90);
+    /* Not by the clock alone: a machine that stands still for seconds has done nothing in them. */
+    for (uint64_t end = tp_now_ms() + seconds * 1000;
+         tp_now_ms() < end || rig_counter(TP_PEERS_ATTACHED) < 2 || completed == 0; rounds++) {
         fake_start(&store, config, &options);
         usleep(250000);
         fake_end(&store);
@@ -93,5 +96,5 @@ int main(int argc, char **argv) {
         "%u stores, %llu attached; batches: %llu completed, %llu failed, %llu left; %llu wrong\n",
         rounds, (unsigned long long)attached, (unsigned long long)completed,
         (unsigned long long)failed, (unsigned long long)left, (unsigned long long)wrong);
-    return wrong != 0 || completed == 0 || attached < 2;
+    return wrong != 0;
 }

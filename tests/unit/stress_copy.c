@@ -99,11 +99,13 @@ int main(int argc, char **argv) {
     if (pthread_create(&threads[OWNERS], NULL, help_only, NULL) != 0)
         return 1;
     struct timespec pause = {seconds, 0};
-    nanosleep(&pause, NULL);
+    do {
+        nanosleep(&pause, NULL);
+    } while (rounds == 0); /* the machine stood still: the alarm ends this */
     stop = true;
     for (unsigned i = 0; i <= OWNERS; i++)
         pthread_join(threads[i], NULL);
     tp_copy_pool_stop();
     printf("%u rounds, %u wrong\n", rounds, wrong);
-    return wrong != 0 || rounds == 0;
+    return wrong != 0;
 }
