@@ -51,7 +51,7 @@ static struct {
     struct tp_entry entries[ENTRIES]; /* written under both locks */
     char name[256];
     uint64_t name_version;
-    const struct tp_config *config;
+    struct tp_config config; /* a copy: callers' may be short-lived; fixed while running */
     bool running;
     pthread_t thread;
     int epoll_fd;
@@ -100,7 +100,7 @@ static void drain_wakes(void) {
 /* fds and memory run out and come back. */
 static void learn_identity(struct loop *loop) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
-    int error = tp_host_identity(server.config->boot_id_only, loop->facts.identity);
+    int error = tp_host_identity(server.config.boot_id_only, loop->facts.identity);
     if (error < 0)
         tp_log_once(&said, TP_LOG_WARN,
                     "cannot tell which host this is: %s; engines use Mooncake's transport until it "
@@ -112,7 +112,7 @@ static void refresh_facts(struct loop *loop) {
     if (loop->facts.identity[0] == 0)
         learn_identity(loop);
     pthread_mutex_lock(&server.lock);
-    loop->facts.config = server.config;
+    loop->facts.config = &server.config;
     loop->facts.roles = (server.entries[STORE].open ? TP_ROLE_STORE : 0u) |
                         (server.entries[ENGINE].open ? TP_ROLE_ENGINE : 0u);
     memcpy(loop->facts.name, server.name, sizeof loop->facts.name);
@@ -252,11 +252,11 @@ static const char *directory_of(unsigned which, const struct tp_config *config) 
 
 static void look_after_entry(unsigned which) {
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = TAG_LISTENER + which};
-    const char *path = directory_of(which, server.config);
+    const char *path = directory_of(which, &server.config);
     struct tp_entry entry = server.entries[which];
     if (!tp_entry_is_lost(&entry, path))
         return;
-    int result = tp_entry_renew(&entry, path, server.config);
+    int result = tp_entry_renew(&entry, path, &server.config);
     if (result == 0 && epoll_ctl(server.epoll_fd, EPOLL_CTL_ADD, entry.listen_fd, &event) < 0)
         (void)unlinkat(entry.dir_fd, entry.socket_name, 0); /* the next look tries again */
     pthread_mutex_lock(&server.lock);
@@ -441,7 +441,7 @@ static int start_thread(bool store, const struct tp_config *config) {
     if (server.running)
         return 0;
     tp_fork_guard();
-    server.config = config;
+    server.config = *config;
     atomic_store(&server.stop, false);
     int result = choose_instance();
     if (result == 0)
