@@ -97,7 +97,7 @@ struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone);
  * Start and end the thread that looks for stores in config->engine.socket_dir. A missing directory
  * is no error: the thread looks for it each second. `reap` is called from the thread while a dead
  * store's memory is still referred to: it lets go of the references of copies that have ended and
- * that nobody has asked about.
+ * that nobody has asked about. `config` must live until tp_peer_stop.
  */
 int tp_peer_start(const struct tp_config *config);
 void tp_peer_stop(void);

@@ -53,7 +53,7 @@ void tp_engine_close(struct tp_engine *engine, uint64_t handle);
 /*
  * Start the engine half: the thread that finds stores in config->engine.socket_dir, attaches to
  * them and imports their pieces. Idempotent. 0 or -errno with one line logged (the half is then
- * off). Never waits for a store.
+ * off). Never waits for a store. `config` must live until tp_transport_stop.
  */
 int tp_transport_start(const struct tp_config *config);
 

@@ -7,6 +7,7 @@ import pytest
 
 ROUTER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 sys.path.insert(0, ROUTER)
+sys.path.append(os.path.join(os.path.dirname(ROUTER), 'tests', 'integration'))     # for harness.machine
 TRACE = os.path.join(os.path.dirname(os.path.dirname(ROUTER)), 'shared', 'traces', 'conversation_trace.jsonl')
 
 

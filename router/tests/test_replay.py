@@ -9,9 +9,11 @@ import importlib.machinery
 import importlib.util
 import os
 import statistics
+import time
 
 import pytest
 from conftest import ROUTER
+from harness import machine
 
 from tidepool_router.simulation import Model
 from tidepool_router.workload import Parameters
@@ -36,7 +38,14 @@ def test_proxy_and_simulation_agree(load, threshold, nodes, per_node, parameters
     conversations, start, end = bench.workload(nodes, per_node, 1200, 1, parameters, model)
     # The replay takes this many seconds, whatever the workload's length.
     speed = (end + 400) / 11
-    observed, counted = asyncio.run(bench.through_proxy(load, threshold, nodes, conversations, speed, start, end, progress=False))
+    for _ in range(4):
+        begin = time.monotonic()
+        observed, counted = asyncio.run(bench.through_proxy(load, threshold, nodes, conversations, speed, start, end, progress=False))
+        still = time.monotonic() - begin - machine.ran_s(begin)
+        if still < .3:
+            break
+        # What came due meanwhile came all at once: such a run compares nothing.
+        print(f'the machine stood still for {still:.1f} s of this run: once more')
     assert not observed.failures
     judged = sum(observed.decisions.values())
     assert judged == sum(len(c.turns) for c in conversations)

@@ -8,6 +8,7 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
+from harness import machine
 
 from tidepool_router.http1 import Client, read_body, read_head
 from tidepool_router.proxy import Proxy
@@ -155,7 +156,7 @@ def test_no_body_and_no_header_hurts(load):
                 begin = time.monotonic()
                 status, headers = await send(proxy, post(body), pause=0)
                 assert (status, headers.get('x-router-decision')) == (200, 'unkeyed'), what
-                assert headers['x-length'] == str(len(body)) and time.monotonic() - begin < 2, what
+                assert headers['x-length'] == str(len(body)) and machine.ran_s(begin) < 2, what
             huge = b'{"id": "huge", "x": "' + b'a' * 20_000_000 + b'"}'
             for decisions in (('new',), KEPT):
                 status, headers = await send(proxy, post(huge), pause=0)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from harness import actions_store as actions
-from harness import status
+from harness import machine, status
 from harness.cluster import MIB
 from harness.mounts import segment_folder
 
@@ -77,7 +77,7 @@ def test_sigterm_ends_it_and_the_next_one_is_found(cluster, mode):
     cluster.client("fresh")
     now = [path for path in status.sockets(cluster.directory) if "/s-" in path]
     assert len(left) == len(now) == 1 and left != now, "the dead store's socket is swept by the next"
-    time.sleep(max(0.0, died + FORGOTTEN_S - time.monotonic()))
+    machine.sleep(FORGOTTEN_S, died)
     cluster.warm(engine)
     move(cluster, engine, "fresh")
 

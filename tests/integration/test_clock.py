@@ -10,7 +10,7 @@ import time
 
 import pytest
 from harness import actions_store as actions
-from harness import mounts, status
+from harness import machine, mounts, status
 from harness.cluster import MIB
 from harness.wheels import BUILD
 
@@ -64,7 +64,7 @@ def test_transfers_and_comings_and_goings(cluster, clock):
     before = cluster.counters(engine)
     result = engine.call(actions.hammer, key_prefix="a", size=MIB, seconds=2, seed=1)
     assert result["lies"] == 0 and result["good"] == result["count"] > 20, result
-    assert result["longest_s"] < 1
+    assert machine.longest_s(result) < 1
     cluster.assert_local(engine, before, written=result["count"] * MIB, read=result["count"] * MIB)
     store.kill()
     if not cluster.stock:
@@ -73,7 +73,7 @@ def test_transfers_and_comings_and_goings(cluster, clock):
     if not cluster.stock:
         status.until(lambda: cluster.counters(engine).peers, "it finds the new one", 3)
     late = cluster.engine("late", environment=wrong(cluster, clock, cluster.engine_environment()))
-    time.sleep(2.5)  # the master's time, until it has forgotten the dead one
+    machine.sleep(2.5)  # the master's time, until it has forgotten the dead one
     for user in (engine, late):
         cluster.warm(user)
         assert user.call(actions.read_keys, keys=[f"warm-{user.name}-0"], sizes=[4096], seed=1) == {
@@ -98,7 +98,7 @@ def test_a_wait_for_room_takes_its_time(cluster, clock):
             start = time.monotonic()
             result = store.call(actions.setup, master=cluster.master_address, segment_bytes=32 * MIB, local_bytes=16 * MIB)
             assert result != 0
-            assert 3 <= time.monotonic() - start < 6
+            assert time.monotonic() - start >= 3 and machine.ran_s(start) < 6
             stop.set()
         assert "others still hold" in store.warnings[-1]
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from harness import actions_store as actions
-from harness import status
+from harness import machine, status
 from harness.cluster import MIB, free_port
 from harness.process import CallTooLong
 
@@ -41,7 +41,7 @@ def test_a_store_killed_while_transfers_run(pair, size):
     result = running.result(40)
     assert result["lies"] == 0
     assert result["good"] > 10
-    assert result["longest_s"] < STOCK_RETRY_S
+    assert machine.longest_s(result) < STOCK_RETRY_S
     # The engine was not restarted, and uses the new store through shared memory.
     pair.warm(engine)
     before = pair.counters(engine)
@@ -60,7 +60,7 @@ def test_requests_to_a_dead_store_fail_as_mooncakes_do(pair):
     start = time.monotonic()
     got = engine.call(actions.read_keys, keys=["old"], sizes=[MIB], seed=1)
     assert got["results"][0] < 0, "a read from a dead store was reported as a success"
-    assert time.monotonic() - start < STOCK_RETRY_S
+    assert machine.ran_s(start) < STOCK_RETRY_S
     if not pair.stock:
         status.until(lambda: not pair.counters(engine).peers, "the engine lets go of the dead store", 2)
 
@@ -144,7 +144,7 @@ def test_a_store_restarted_in_the_same_directory(pair):
     for round_ in range(3):
         pair.store_process.kill()
         pair.store_process = pair.store(f"store{round_}")
-        time.sleep(3.5)
+        machine.sleep(3.5)
         pair.warm(engine)
         before = pair.counters(engine)
         key = f"round{round_}"

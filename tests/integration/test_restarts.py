@@ -11,7 +11,7 @@ import time
 
 import pytest
 from harness import actions_store as actions
-from harness import mounts, status
+from harness import machine, mounts, status
 from harness.cluster import MIB
 
 pytestmark = [pytest.mark.stores, pytest.mark.hugepages]
@@ -91,11 +91,11 @@ def test_a_store_waits_for_pages_and_starts_as_soon_as_they_are_free(cluster, po
     engine.signal(signal.SIGCONT)
     freed = time.monotonic()
     assert result.result(20) == 0
-    assert time.monotonic() - freed < 3.0
+    assert machine.ran_s(freed) < 3.0
     assert len(said(fresh, "there is room now")) == 1
     # The dead store's socket and lock are swept; the engine uses the new store.
     assert len([path for path in status.sockets(cluster.directory) if "/s-" in path]) == 1
-    time.sleep(2.5)  # the master forgets the dead store
+    machine.sleep(2.5)  # the master forgets the dead store
     cluster.warm(engine)
     assert engine.call(actions.write_keys, keys=["k"], sizes=[MIB], seed=1) == [0]
 
@@ -107,7 +107,7 @@ def test_a_store_whose_pages_are_never_let_go_fails_in_time(cluster, pool):
     start = time.monotonic()
     fresh, result = start_store(cluster, "fresh", pool, wait_s=2)
     assert result.result(20) != 0
-    assert 2.0 <= time.monotonic() - start < 8.0
+    assert time.monotonic() - start >= 2.0 and machine.ran_s(start) < 8.0
     lines = said(fresh, "error")
     assert len(lines) == 1 and "others still hold them after 2 s" in lines[0], lines
     assert MISSING.search(lines[0]).groups() == (str(pool), "0", str(pool))
@@ -139,7 +139,7 @@ def test_a_dead_stores_names_are_swept_and_a_live_ones_never(cluster, pool):
     names = set(os.listdir(cluster.directory))
     assert live_names < names and not dead_names & names
     assert not [name for name in names if name.startswith(".tidepool-")]
-    time.sleep(2.5)  # the master forgets the dead store
+    machine.sleep(2.5)  # the master forgets the dead store
     engine = cluster.engine()
     cluster.warm(engine, stores=2, size=65536)
     assert live.call(actions.close) == 0

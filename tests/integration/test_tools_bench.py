@@ -11,6 +11,7 @@ import time
 
 import pytest
 from harness import actions_store as actions
+from harness import machine
 from harness.cluster import MIB
 from tools_support import LIVE, STORE, TOOL, FakeProcess, RealProcess, clean_environment, page, segment_row, tidepool
 
@@ -122,7 +123,7 @@ def test_a_store_that_ends_meanwhile(directory):
             store.process.kill()
             start = time.monotonic()
             report = json.loads(tool.communicate(timeout=20)[0])
-    assert time.monotonic() - start < 4
+    assert machine.ran_s(start) < 4
     (ended,) = report["stores"]
     assert tool.returncode == 1 and "ended while" in ended["problem"]
     assert ended["rows"][0]["blocks"][0]["get_gbs"] > 0 and ended["rows"][0]["blocks"][-1]["put_gbs"] is None

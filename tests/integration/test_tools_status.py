@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import pytest
+from harness import machine
 from tools_support import (
     ENGINE,
     LIVE,
@@ -198,7 +199,7 @@ def test_a_stopped_process_is_shown_and_does_not_hold_us_up(directory):
         stopped.stop()
         start = time.monotonic()
         code, report = status_json(directory)
-        assert time.monotonic() - start < LIMIT_S
+        assert machine.ran_s(start) < LIMIT_S
         assert code == 1 and report["totals"]["not_answering"] == 1 and report["totals"]["stores"] == 1
         assert [p["pid"] for p in report["processes"] if p["state"] == "not_answering"] == [stopped.pid]
         assert f"pid {stopped.pid}" in first_line(directory)[1] and "not answering" in first_line(directory)[1]
@@ -223,7 +224,7 @@ def test_a_stopped_process_with_a_full_backlog(directory):
             waiting.append(connection)
         start = time.monotonic()
         _, report = status_json(directory)
-        assert time.monotonic() - start < LIMIT_S
+        assert machine.ran_s(start) < LIMIT_S
         assert [process["state"] for process in report["processes"]] == ["not_answering"]
 
 
@@ -360,7 +361,7 @@ def test_a_server_that_breaks_the_protocol_is_named_and_harms_nobody(directory, 
     with FakeProcess(directory, "s", raw=store_page()), FakeProcess(directory, answer=BAD[case]) as bad:
         start = time.monotonic()
         code, report = status_json(directory)
-        assert time.monotonic() - start < LIMIT_S
+        assert machine.ran_s(start) < LIMIT_S
         states = {process["instance"]: process for process in report["processes"]}
         assert states.pop(bad.id)["state"] == "broken"
         assert [process["state"] for process in states.values()] == ["live"]
@@ -377,7 +378,7 @@ def test_a_server_that_says_half(directory):
     with FakeProcess(directory, "s", answer=answer_with(message(WELCOME))):
         start = time.monotonic()
         _, report = status_json(directory)
-        assert 0.5 < time.monotonic() - start < LIMIT_S
+        assert time.monotonic() - start > 0.5 and machine.ran_s(start) < LIMIT_S
         assert [process["state"] for process in report["processes"]] == ["not_answering"]
 
 

@@ -460,10 +460,10 @@ def read_for(w, keys, sizes, seed, seconds):
 
 
 def hammer(w, key_prefix, size, seconds, seed, every_s=0.0):
-    """Put and get one object after the other until the time is over. Returns every result, its time, and how many
-    reads returned success with other bytes than were written."""
+    """Put and get one object after the other until the time is over. Returns how many were right, when
+    the longest calls began and ended, and how many reads returned success with other bytes than were written."""
     source, target = make_buffers(w, [size], seed)[0], make_buffers(w, [size])[0]
-    results, lies, longest = [], 0, 0.0
+    results, lies, calls = [], 0, []
     deadline = time.monotonic() + seconds
     index = 0
     while time.monotonic() < deadline:
@@ -478,7 +478,7 @@ def hammer(w, key_prefix, size, seconds, seed, every_s=0.0):
         end = time.monotonic()
         if get_result == size and not np.array_equal(source.bytes, target.bytes):
             lies += 1
-        longest = max(longest, middle - start, end - middle)
+        calls = sorted([*calls, (start, middle), (middle, end)], key=lambda call: call[0] - call[1])[:20]
         results.append((put_result, get_result, end))
         if put_result == 0:
             w.store.remove(key, True)
@@ -487,7 +487,8 @@ def hammer(w, key_prefix, size, seconds, seed, every_s=0.0):
     drop_buffers(w, [source, target])
     good = sum(r[0] == 0 and r[1] == size for r in results)
     bad = [r[:2] for r in results if r[0] != 0 or r[1] != size][:5]
-    return {"count": len(results), "good": good, "bad": bad, "lies": lies, "longest_s": longest, "last_good": bool(results and results[-1][1] == size)}
+    last_good = bool(results and results[-1][1] == size)
+    return {"count": len(results), "good": good, "bad": bad, "lies": lies, "longest": calls, "last_good": last_good}
 
 
 def same_into(w, keys, buffers, seed, ranges):

@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 
+from . import machine
 from .wheels import ROOT
 
 MAGIC_WIRE, VERSION_WIRE, MESSAGE_BYTES = 0x4C504454, 1, 512
@@ -126,12 +127,12 @@ def of(directory, process):
 
 
 def until(condition, what, limit_s=10.0):
-    deadline = time.monotonic() + limit_s
+    start = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what() if callable(what) else what}"
+        assert machine.ran_s(start) < limit_s, f"not within {limit_s} s: {what() if callable(what) else what}"
         time.sleep(0.02)
 
 
