@@ -203,11 +203,19 @@ Test(staging, nothing_is_staged_when_all_is_registered, .timeout = 60) {
 
 /* ---- the pipeline ---- */
 
-static uint64_t one_way_ms(const struct mapped *mapped, bool to_device) {
+/* Once in five tries it takes no longer: a machine may stand still or be busy with something else.
+ */
+static bool one_way_within(const struct mapped *mapped, bool to_device, uint64_t limit_ms) {
     struct part all = {0, 0, 4 * CHUNK};
-    uint64_t start = tp_now_ms();
-    cr_assert_eq(run_parts(mapped, to_device, &all, 1), TP_DEVICE_DONE);
-    return tp_now_ms() - start;
+    uint64_t took_ms = UINT64_MAX;
+    for (int i = 0; i < 5 && took_ms > limit_ms; i++) {
+        uint64_t start = tp_now_ms();
+        uint64_t staged = counted(TP_STAGED_BYTES);
+        cr_assert_eq(run_parts(mapped, to_device, &all, 1), TP_DEVICE_DONE);
+        cr_assert_eq(counted(TP_STAGED_BYTES), staged + 4 * CHUNK);
+        took_ms = tp_now_ms() - start;
+    }
+    return took_ms <= limit_ms;
 }
 
 /* 16 slots; the GPU begins each only after 200 ms. */
@@ -215,9 +223,8 @@ Test(staging, slots_are_under_way_at_once, .timeout = 60) {
     setenv("FAKECUDA_DELAY_US", "200000", 1);
     begin(REGISTER ", \"copy_engine\": \"dma\"", 4 * CHUNK, NONE_REGISTERED);
     struct mapped *mapped = map_segment(4 * CHUNK, 4 * CHUNK, 4096);
-    cr_assert_leq(one_way_ms(mapped, true), 16 * 200 / 2);
-    cr_assert_leq(one_way_ms(mapped, false), 16 * 200 / 2);
-    cr_assert_eq(counted(TP_STAGED_BYTES), 8 * CHUNK);
+    cr_assert(one_way_within(mapped, true, 16 * 200 / 2));
+    cr_assert(one_way_within(mapped, false, 16 * 200 / 2));
     end(mapped);
 }
 
