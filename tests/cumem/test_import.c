@@ -209,11 +209,15 @@ Test(cumem_import, a_gpu_that_is_refused_access_is_left_to_mooncake, .timeout = 
     start();
     cr_assert(all_mapped());
     double_fail("cuMemSetAccess:*=800");
+    uint64_t start_ms = tp_now_ms();
     cr_assert_not(becomes_open(1, 300));
     cr_assert_gt(rig_counter(TP_IMPORT_FAILURES), 0);
-    cr_assert_leq(rig_counter(TP_IMPORT_FAILURES), 2, "at most what was under way");
+    /* Tried again after a second, which may have passed on a machine that stood still. */
+    cr_assert_leq(rig_counter(TP_IMPORT_FAILURES), 2 * (1 + (tp_now_ms() - start_ms) / 1000),
+                  "at most what was under way");
     double_fail("");
-    cr_assert_not(becomes_open(1, 200), "it is not tried again at once");
+    cr_assert(!becomes_open(1, 200) || tp_now_ms() - start_ms >= 1000,
+              "it is not tried again at once");
     cr_assert(becomes_open(0, 5000));
     cr_assert(reaches(0, 1000));
     cr_assert(becomes_open(1, 5000), "but later");
@@ -317,7 +321,8 @@ Test(cumem_import, what_goes_on_failing_is_tried_ever_later, .timeout = 30) {
 struct opened {
     uint64_t start_ns; /* first: they are sorted by it */
     uint64_t address;
-    bool note; /* no piece, but where the test says that it has asked */
+    long thread; /* one that is not let run may be late by any number of the others' */
+    bool note;   /* no piece, but where the test says that it has asked */
 };
 static int call_log = -1;
 
@@ -363,12 +368,15 @@ static unsigned read_opened(struct opened *opened, unsigned room) {
     rewind(file);
     snprintf(pid, sizeof pid, "\"pid\":%d,", (int)getpid());
     while (fgets(line, sizeof line, file) && count < room) {
-        const char *address = strstr(line, "address="), *start = strstr(line, "\"t_ns\":");
+        const char *address = strstr(line, "address="), *start = strstr(line, "\"t_ns\":"),
+                   *thread = strstr(line, "\"tid\":");
         bool note = strstr(line, "\"call\":\"note\"") != NULL;
-        if (!strstr(line, pid) || !start || !(note || strstr(line, "\"cuMemSetAccess\"")))
+        if (!strstr(line, pid) || !start || !thread ||
+            !(note || strstr(line, "\"cuMemSetAccess\"")))
             continue;
         opened[count++] = (struct opened){
             .address = note ? 0 : strtoull(address + strlen("address="), NULL, 16),
+            .thread = strtol(thread + strlen("\"tid\":"), NULL, 10),
             .start_ns = strtoull(start + strlen("\"t_ns\":"), NULL, 10),
             .note = note,
         };
@@ -378,8 +386,8 @@ static unsigned read_opened(struct opened *opened, unsigned room) {
     return count;
 }
 
-/* Ask for a byte of the piece, then wait for it: how many others came first, from the question on.
- */
+/* Ask for a byte of the piece, then wait for it: how many others the thread that opened it opened
+ * first, from the question on. */
 static unsigned others_before(uint64_t piece) {
     static unsigned char byte;
     struct opened opened[3 * PIECES];
@@ -390,8 +398,16 @@ static unsigned others_before(uint64_t piece) {
     DOUBLE(void, "fakecuda_note", (const char *))("asked");
     cr_assert(reaches(piece * 2 * MIB, 10000), "piece %u", (unsigned)piece);
     unsigned count = read_opened(opened, 3 * PIECES);
-    for (unsigned i = 0; i < count && opened[i].address != (uintptr_t)address_of(piece); i++)
-        others = opened[i].note ? 0 : others + 1;
+    unsigned at = 0;
+    while (at < count && opened[at].address != (uintptr_t)address_of(piece))
+        at++;
+    cr_assert_lt(at, count);
+    for (unsigned i = 0; i < at; i++) {
+        if (opened[i].note)
+            others = 0;
+        else if (opened[i].thread == opened[at].thread)
+            others++;
+    }
     return others;
 }
 
@@ -400,15 +416,23 @@ static unsigned mapped_pieces(void) {
     return stats->pieces_mapped;
 }
 
-/* Those that two threads have begun, and one that was next, may come before. */
+/* What the thread has begun, and what was next, may come before. */
 Test(cumem_import, a_piece_that_is_asked_for_comes_first, .timeout = 30) {
     start_slow(false);
     wait_for_peer();
     cr_assert_eq(DOUBLE(int, "cuInit", (unsigned))(0), 0);
-    cr_assert_leq(others_before(PIECES - 1), 3);
+    cr_assert_leq(others_before(PIECES - 1), 2);
     usleep(60000); /* the others come meanwhile */
-    cr_assert_leq(others_before(PIECES - 5), 3);
+    cr_assert_leq(others_before(PIECES - 5), 2);
     kill_store();
+}
+
+/* Where in the order this piece stands; `count`: nowhere. */
+static unsigned place_in(const unsigned *order, unsigned count, uint64_t address) {
+    unsigned place = 0;
+    while (place < count && (uintptr_t)address_of(order[place]) != address)
+        place++;
+    return place;
 }
 
 Test(cumem_import, pieces_come_in_the_order_of_first_use, .timeout = 30) {
@@ -425,12 +449,13 @@ Test(cumem_import, pieces_come_in_the_order_of_first_use, .timeout = 30) {
     for (unsigned i = 0; i < 5; i++)
         cr_assert(reaches((uint64_t)order[i] * 2 * MIB, 10000), "piece %u", order[i]);
     unsigned count = read_opened(opened, 3 * PIECES);
-    for (unsigned i = 0; i < 5; i++) {
-        unsigned at = 0;
-        while (at < count && opened[at].address != (uintptr_t)address_of(order[i]))
-            at++;
-        /* Two are opened at a time. */
-        cr_assert(at + 1 >= i && at <= i + 1, "piece %u was number %u", order[i], at);
+    /* Two threads open them: each as they were asked for, and no other piece before. */
+    for (unsigned i = 0; i < count; i++) {
+        for (unsigned j = 0; j < i; j++)
+            cr_assert(opened[i].thread != opened[j].thread ||
+                          place_in(order, 5, opened[j].address) <=
+                              place_in(order, 5, opened[i].address),
+                      "number %u came before number %u", j, i);
     }
     kill_store();
 }
