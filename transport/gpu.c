@@ -28,8 +28,9 @@
 #include "transport/gather_ptx.h"
 #include "transport/staging.h"
 
-#define RETRY_MS 1000 /* threads run out and come back */
-#define STREAMS 2     /* the end of one list overlaps the start of the next */
+#define RETRY_MS 1000   /* threads and memory run out and come back */
+#define RETRY_DOUBLED 5 /* after each failure, so many times: 32 s */
+#define STREAMS 2       /* the end of one list overlaps the start of the next */
 #define KERNEL_THREADS 512
 #define KERNEL_BLOCKS                                                                              \
     4 /* fill the link from 4 KiB up (50 of 51 GB/s); leave the GPU to its owner */
@@ -57,12 +58,13 @@ struct tp_gpu {
     bool host_pointers; /* registered memory has one address for the CPU and for it */
 };
 
-enum gpu_state { GPU_IDLE, GPU_BEGUN, GPU_REFUSED };
+enum gpu_state { GPU_IDLE, GPU_BEGUN };
 
 static struct {
     _Atomic(struct tp_gpu *) gpu; /* NULL until it is ready */
     _Atomic int state;            /* enum gpu_state: BEGUN also when ready */
-    _Atomic uint64_t next_try_ms; /* CLOCK_MONOTONIC; 0: no thread was ever missing */
+    _Atomic uint64_t next_try_ms; /* CLOCK_MONOTONIC; 0: none has failed */
+    _Atomic uint32_t failures;
 } gpus[TP_DEVICES];
 
 /* The context of one call: pushed, in the relaxed capture mode. */
@@ -98,6 +100,13 @@ static bool make_streams(struct lane lanes[2], const struct tp_cuda *cuda) {
             return false;
     }
     return true;
+}
+
+static void free_streams(const struct lane lanes[2], const struct tp_cuda *cuda) {
+    for (unsigned i = 0; i < 2 * STREAMS; i++) {
+        if (lanes[i / STREAMS].streams[i % STREAMS])
+            (void)cuda->stream_destroy(lanes[i / STREAMS].streams[i % STREAMS]);
+    }
 }
 
 static void load_kernel(struct tp_gpu *gpu, const struct tp_cuda *cuda,
@@ -138,7 +147,8 @@ static bool primary_active(const struct tp_cuda *cuda, int device) {
     return found;
 }
 
-/* All that copies need, in the application's primary context. NULL: refused, with a line why. */
+/* All that copies need, in the application's primary context. NULL: something was refused, of which
+ * nothing is left. */
 static struct tp_gpu *make_gpu(int device, const struct tp_cuda *cuda) {
     const struct tp_engine_config *config = &tp_config()->engine;
     struct visit visit;
@@ -158,19 +168,29 @@ static struct tp_gpu *make_gpu(int device, const struct tp_cuda *cuda) {
             made =
                 make_streams(gpu->lanes, cuda) &&
                 (!config->register_peer_memory || gpu->pageable || make_streams(gpu->staged, cuda));
-            if (made)
+            if (made) {
                 load_kernel(gpu, cuda, config);
+            } else {
+                free_streams(gpu->lanes, cuda);
+                free_streams(gpu->staged, cuda);
+            }
             leave(&visit);
         }
         if (made)
             return gpu;
         (void)cuda->primary_release(handle);
     }
-    tp_log(TP_LOG_WARN,
-           "GPU %d: its context or streams cannot be used; its transfers are left to Mooncake",
-           device);
     free(gpu);
     return NULL;
+}
+
+/* Not now; what asks for it then has it tried again. Returns how often it was so before. */
+static uint32_t try_later(int device) {
+    uint32_t failures = atomic_fetch_add(&gpus[device].failures, 1);
+    uint64_t wait_ms = (uint64_t)RETRY_MS << (failures < RETRY_DOUBLED ? failures : RETRY_DOUBLED);
+    atomic_store(&gpus[device].next_try_ms, tp_now_ms() + wait_ms);
+    atomic_store(&gpus[device].state, GPU_IDLE);
+    return failures;
 }
 
 /* The thread that makes one. Detached: it ends by itself within a fraction of a second, and owns
@@ -179,7 +199,11 @@ static void *run_make(void *arg) {
     int device = (int)(intptr_t)arg;
     struct tp_gpu *gpu = make_gpu(device, tp_cuda(false, NULL));
     if (!gpu) {
-        atomic_store(&gpus[device].state, GPU_REFUSED);
+        if (try_later(device) == 0)
+            tp_log(TP_LOG_WARN,
+                   "GPU %d: its context or streams cannot be used (is its memory, or the host's, "
+                   "used up?); its transfers are left to Mooncake, and it is tried again",
+                   device);
         return NULL;
     }
     tp_device_prepare(gpu);
@@ -197,8 +221,7 @@ static bool is_due(int device) {
 
 static void no_thread(int device, int error) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
-    atomic_store(&gpus[device].next_try_ms, tp_now_ms() + RETRY_MS);
-    atomic_store(&gpus[device].state, GPU_IDLE);
+    (void)try_later(device);
     tp_log_once(&said, TP_LOG_WARN,
                 "GPU %d: no thread can be started to make it ready: %s (ulimit -u, the cgroup's "
                 "pids.max); its transfers are left to Mooncake until one can",

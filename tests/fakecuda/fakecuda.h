@@ -39,6 +39,7 @@ FC_API int fakecuda_poke(CUdeviceptr to, const void *from, size_t bytes);
 FC_API unsigned long fakecuda_violations(void);   /* by this process */
 FC_API const char *fakecuda_last_violation(void); /* "" when there is none */
 FC_API int fakecuda_contexts(void);               /* live contexts of this process */
+FC_API int fakecuda_streams(void);                /* live streams that were created in them */
 FC_API int fakecuda_set_failures(
     const char *rules); /* replaces FAKECUDA_FAIL; 0, or -1: not understood, nothing changed */
 /* Replaces FAKECUDA_SLOW: CALL=MICROSECONDS, comma-separated. 0, or -1: not understood. Slow calls

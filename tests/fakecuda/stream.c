@@ -238,6 +238,17 @@ void fc_context_kill_streams(const struct fc_context *context) {
     }
 }
 
+int fakecuda_streams(void) {
+    const struct fc_stream *stream;
+    int alive = 0;
+
+    pthread_mutex_lock(&fc_lock);
+    for (size_t i = 0; (stream = fc_handle_at(FC_STREAM_HANDLE, i)); i++)
+        alive += stream->alive && !stream->legacy;
+    pthread_mutex_unlock(&fc_lock);
+    return alive;
+}
+
 static CUresult create(const char *name, CUstream *ret, unsigned flags, int priority) {
     struct fc_stream *stream;
     struct fc_call call;

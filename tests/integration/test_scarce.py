@@ -114,7 +114,7 @@ def test_stores(cluster, start, works):
     all_of(STORE_WORKS if works else STORE_FAILS, lambda case: store_with(cluster, start, case, works))
 
 
-GPU_LATER = ["thread:3:4", "thread:5:5", "allocate:9:9", "allocate:14:14"]
+GPU_LATER = ["thread:3:4", "thread:5:5", *(f"allocate:{number}:{number}" for number in range(4, 17))]
 GPU_NEVER = ["thread:3:0", "allocate:8:0"]
 
 
@@ -133,7 +133,7 @@ def gpu_engine_with(cluster, case, later):
 
     rounds = itertools.count()
     if later:
-        status.until(lambda: forwarded(next(rounds)) == 0, f"{case}: GPU memory goes the short way", 10)
+        status.until(lambda: forwarded(next(rounds)) == 0, f"{case}: GPU memory goes the short way", 30)
     else:
         assert forwarded(next(rounds)) > 0
         assert forwarded(next(rounds)) > 0 and said_well(engine), case

@@ -408,7 +408,8 @@ Test(device_faults, no_event_for_one_more_wave, .timeout = 60) {
     no_violation();
 }
 
-/* While it is made: usable without the kernel, or not at all, and then nothing is retained. */
+/* While it is made: usable without the kernel, or only later, and until then nothing is retained.
+ */
 static void fail_making(const char *rule, bool usable) {
     struct tp_device_job job = {0};
     uint64_t seed = 1;
@@ -417,21 +418,23 @@ static void fail_making(const char *rule, bool usable) {
     cr_assert_eq(DRIVER(fakecuda_set_failures)(rule), 0);
     cr_assert_eq(wait_gpu(0, usable ? 5000 : 300) != NULL, usable, "%s", rule);
     cr_assert_eq(DRIVER(fakecuda_set_failures)(""), 0);
-    if (usable) {
-        struct random_copies copies = {.mapped = true,
-                                       .gpu = device_memory(50000),
-                                       .host = pinned_memory(50000),
-                                       .room = 50000,
-                                       .count = 50,
-                                       .largest = 900};
-        cr_assert_eq(run_random(&copies, &job, &seed), TP_DEVICE_DONE);
-        cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
-    } else {
+    if (!usable) {
         uint8_t group;
-        cr_assert_eq(tp_device_add(&job, 0, true, true, (void *)4096, &seed, 1, &group), -ENODEV);
+        cr_assert_eq(DRIVER(fakecuda_streams)(), 0, "none is left");
         cr_assert_eq(DRIVER(cuDevicePrimaryCtxRelease_v2)(0), CUDA_SUCCESS);
         cr_assert_eq(DRIVER(fakecuda_contexts)(), 0, "nothing holds the context");
+        cr_assert_eq(tp_device_add(&job, 0, true, true, (void *)4096, &seed, 1, &group), -ENODEV);
+        (void)use_device(0);
+        cr_assert_not_null(wait_gpu(0, 20000), "it is tried again");
     }
+    struct random_copies copies = {.mapped = true,
+                                   .gpu = device_memory(50000),
+                                   .host = pinned_memory(50000),
+                                   .room = 50000,
+                                   .count = 50,
+                                   .largest = 900};
+    cr_assert_eq(run_random(&copies, &job, &seed), TP_DEVICE_DONE);
+    cr_assert_eq(counted(TP_KERNEL_BYTES) == 0, usable);
     tp_device_release(&job);
     no_violation();
 }
