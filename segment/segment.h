@@ -104,7 +104,8 @@ int tp_server_set_name(const char *name);
  * serves its counters only). Idempotent; a store call after an engine call adds the store's socket.
  * Removes stale entries first. 0 or -errno with one line logged. A failure for an engine alone is
  * no error for its transfers: the engine is merely not visible to `tidepool status`. `config` is
- * copied by the call that starts the thread; what it says of sockets and peers holds until the stop.
+ * copied by the call that starts the thread; what it says of sockets and peers holds until the
+ * stop.
  */
 int tp_server_start(bool store, const struct tp_config *config);
 

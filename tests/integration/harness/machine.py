@@ -40,6 +40,21 @@ def ran_s(start, end=None):
     return witness.ran(start, time.monotonic() if end is None else end)
 
 
+def undisturbed(run, still_s=0.3, tries=4):
+    """What `run` returns. One that fails while the machine stands still, of what takes its time by nature, says nothing
+    and is done again."""
+    while True:
+        start = time.monotonic()
+        tries -= 1
+        try:
+            return run()
+        except Exception:
+            still = time.monotonic() - start - ran_s(start)
+            if still < still_s or tries == 0:
+                raise
+            print(f"the machine stood still for {still:.1f} s: once more")
+
+
 def longest_s(result):
     """Of what `hammer` returns: the longest that a call took."""
     return max(ran_s(*call) for call in result["longest"])
