@@ -63,8 +63,8 @@ enum gpu_state { GPU_IDLE, GPU_BEGUN };
 static struct {
     _Atomic(struct tp_gpu *) gpu; /* NULL until it is ready */
     _Atomic int state;            /* enum gpu_state: BEGUN also when ready */
-    _Atomic uint64_t next_try_ms; /* CLOCK_MONOTONIC; 0: none has failed */
     _Atomic uint32_t failures;
+    _Atomic uint64_t next_try_ms; /* CLOCK_MONOTONIC; 0: none has failed */
 } gpus[TP_DEVICES];
 
 /* The context of one call: pushed, in the relaxed capture mode. */

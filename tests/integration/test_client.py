@@ -7,16 +7,13 @@ import time
 import pytest
 from harness import actions_store as actions
 from harness import machine, status
-from harness.cluster import MIB
+from harness.cluster import FORGETTING, FORGOTTEN_S, MIB
 from harness.mounts import segment_folder
 
 pytestmark = pytest.mark.stores
 
 SIZES = [1, 4096, 65537, 3 * MIB, 17 * MIB]
 KEYS = [f"key{index}" for index in range(len(SIZES))]
-# The master gives out a dead store's memory until it has forgotten it.
-MASTER = ("-client_ttl", "2")
-FORGOTTEN_S = 3.0
 
 
 def move(cluster, engine, name="key", sizes=SIZES, seed=1):
@@ -61,7 +58,7 @@ def test_stock_engines_read_what_came_the_short_way(cluster):
 @pytest.mark.parametrize("mode", ["memfd", "cumem"])
 def test_sigterm_ends_it_and_the_next_one_is_found(cluster, mode):
     cluster.use_segments(mode)
-    cluster.start_master(*MASTER)
+    cluster.start_master(*FORGETTING)
     store = cluster.client()
     engine = cluster.engine()
     cluster.warm(engine)
@@ -83,7 +80,7 @@ def test_sigterm_ends_it_and_the_next_one_is_found(cluster, mode):
 
 
 def test_killed_while_transfers_run(cluster):
-    cluster.start_master(*MASTER)
+    cluster.start_master(*FORGETTING)
     store = cluster.client()
     engine = cluster.engine()
     cluster.warm(engine)

@@ -11,7 +11,7 @@ import time
 import pytest
 from harness import actions_store as actions
 from harness import machine, mounts, status
-from harness.cluster import MIB
+from harness.cluster import FORGETTING, FORGOTTEN_S, MIB
 from harness.wheels import BUILD
 
 pytestmark = [pytest.mark.stores, pytest.mark.timeout(90)]
@@ -56,7 +56,7 @@ def wrong(cluster, clock, environment, **extra):
 
 
 def test_transfers_and_comings_and_goings(cluster, clock):
-    cluster.start_master("-client_ttl", "2")
+    cluster.start_master(*FORGETTING)
     store = cluster.store(environment=wrong(cluster, clock, cluster.store_environment()))
     engine = cluster.engine(environment=wrong(cluster, clock, cluster.engine_environment()))
     cluster.warm(engine)
@@ -73,7 +73,7 @@ def test_transfers_and_comings_and_goings(cluster, clock):
     if not cluster.stock:
         status.until(lambda: cluster.counters(engine).peers, "it finds the new one", 3)
     late = cluster.engine("late", environment=wrong(cluster, clock, cluster.engine_environment()))
-    machine.sleep(2.5)  # the master's time, until it has forgotten the dead one
+    machine.sleep(FORGOTTEN_S)  # the master's time, until it has forgotten the dead one
     for user in (engine, late):
         cluster.warm(user)
         assert user.call(actions.read_keys, keys=[f"warm-{user.name}-0"], sizes=[4096], seed=1) == {

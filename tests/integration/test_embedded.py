@@ -7,14 +7,12 @@ import time
 import pytest
 from harness import actions_store as actions
 from harness import machine, mounts, status
-from harness.cluster import MIB
+from harness.cluster import FORGETTING, FORGOTTEN_S, MIB
 
 pytestmark = pytest.mark.stores
 
 SIZES = [1, 4096, 65537] + [64 * 1024 + 3 * index for index in range(24)] + [3 * MIB, 17 * MIB]
 # The master gives out a dead process's memory until it has forgotten it.
-MASTER = ("-client_ttl", "2")
-FORGOTTEN_S = 3.0
 STOCK_RETRY_S = 2.5
 
 
@@ -96,12 +94,12 @@ def test_without_mooncakes_own_copies(cluster, mode):
 @pytest.mark.parametrize("mode", ["memfd", "cumem"])
 def test_one_is_killed_while_the_others_work_and_comes_back(cluster, mode):
     cluster.use_segments(mode)
-    cluster.start_master(*MASTER)
+    cluster.start_master(*FORGETTING)
     one, two, three = processes = [embedded(cluster, name) for name in ("one", "two", "three")]
     for process in processes:
         attach(cluster, process, 2)
     running = {
-        process: process.start(actions.hammer, key_prefix=process.name, size=MIB, seconds=6, seed=1) for process in (one, three)
+        process: process.start(actions.hammer, key_prefix=process.name, size=MIB, seconds=9, seed=1) for process in (one, three)
     }
     two.start(actions.hammer, key_prefix="two", size=MIB, seconds=30, seed=1)
     time.sleep(1)

@@ -8,17 +8,16 @@ import time
 import pytest
 from harness import actions_store as actions
 from harness import machine, status
-from harness.cluster import MIB, free_port
+from harness.cluster import FORGETTING, FORGOTTEN_S, MIB, free_port
 from harness.process import CallTooLong
 
-# Mooncake forgets a dead store after client_ttl; its own retries to a dead store take up to a second a call.
-MASTER = ("-client_ttl", "3")
+# Its own retries to a dead store take up to a second a call.
 STOCK_RETRY_S = 2.5
 
 
 @pytest.fixture
 def pair(cluster):
-    cluster.start_master(*MASTER)
+    cluster.start_master(*FORGETTING)
     cluster.store_process = cluster.store()
     cluster.engine_process = cluster.engine()
     cluster.warm(cluster.engine_process)
@@ -33,7 +32,7 @@ def gone(cluster, pid):
 @pytest.mark.parametrize("size", [4096, 8 * MIB])
 def test_a_store_killed_while_transfers_run(pair, size):
     engine = pair.engine_process
-    running = engine.start(actions.hammer, key_prefix="a", size=size, seconds=9, seed=1)
+    running = engine.start(actions.hammer, key_prefix="a", size=size, seconds=10, seed=1)
     time.sleep(1.0)
     pair.store_process.kill()
     time.sleep(0.5)
@@ -145,7 +144,7 @@ def test_a_store_restarted_in_the_same_directory(pair):
     for round_ in range(3):
         pair.store_process.kill()
         pair.store_process = pair.store(f"store{round_}")
-        machine.sleep(3.5)
+        machine.sleep(FORGOTTEN_S)
         pair.warm(engine)
         before = pair.counters(engine)
         key = f"round{round_}"
@@ -163,7 +162,7 @@ def test_a_store_that_comes_back_under_its_old_name(cluster):
     """With http metadata a restarted store has the name of the old one: its memory must be the new one's."""
     http = free_port()
     cluster.start_master(
-        *MASTER, "-enable_http_metadata_server=true", "-http_metadata_server_host=127.0.0.1",
+        *FORGETTING, "-enable_http_metadata_server=true", "-http_metadata_server_host=127.0.0.1",
         f"-http_metadata_server_port={http}",
     )
     where = {"metadata": f"http://127.0.0.1:{http}/metadata"}

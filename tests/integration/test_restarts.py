@@ -12,7 +12,7 @@ import time
 import pytest
 from harness import actions_store as actions
 from harness import machine, mounts, status
-from harness.cluster import MIB
+from harness.cluster import FORGETTING, FORGOTTEN_S, MIB
 
 pytestmark = [pytest.mark.stores, pytest.mark.hugepages]
 
@@ -27,7 +27,7 @@ def all_of_it_in(cluster, where):
     """Segments and sockets. Processes end before the mount does: they would put their sockets back into what lies under it."""
     cluster.directory = where
     cluster.use_segments(where)
-    cluster.start_master("-client_ttl", "2")
+    cluster.start_master(*FORGETTING)
     try:
         yield
     finally:
@@ -95,7 +95,7 @@ def test_a_store_waits_for_pages_and_starts_as_soon_as_they_are_free(cluster, po
     assert len(said(fresh, "there is room now")) == 1
     # The dead store's socket and lock are swept; the engine uses the new store.
     assert len([path for path in status.sockets(cluster.directory) if "/s-" in path]) == 1
-    machine.sleep(2.5)  # the master forgets the dead store
+    machine.sleep(FORGOTTEN_S)  # the master forgets the dead store
     cluster.warm(engine)
     assert engine.call(actions.write_keys, keys=["k"], sizes=[MIB], seed=1) == [0]
 
@@ -139,7 +139,7 @@ def test_a_dead_stores_names_are_swept_and_a_live_ones_never(cluster, pool):
     names = set(os.listdir(cluster.directory))
     assert live_names < names and not dead_names & names
     assert not [name for name in names if name.startswith(".tidepool-")]
-    machine.sleep(2.5)  # the master forgets the dead store
+    machine.sleep(FORGOTTEN_S)  # the master forgets the dead store
     engine = cluster.engine()
     cluster.warm(engine, stores=2, size=65536)
     assert live.call(actions.close) == 0

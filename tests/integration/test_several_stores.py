@@ -8,7 +8,7 @@ import time
 import pytest
 from harness import actions_store as actions
 from harness import status, wheels
-from harness.cluster import MIB
+from harness.cluster import FORGETTING, MIB
 
 pytestmark = pytest.mark.stores
 
@@ -124,7 +124,7 @@ def test_every_store_of_the_host_by_shared_memory(cluster, count, way):
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("way", ["batch", "ranges"])
 def test_a_store_that_is_killed_fails_its_own_keys_only(cluster, count, way):
-    cluster.start_master("-client_ttl", "3")
+    cluster.start_master(*FORGETTING)
     stores = [cluster.store(f"store{index}", segment_bytes=256 * MIB) for index in range(count)]
     engine = cluster.engine()
     found = keys_on(engine, count)

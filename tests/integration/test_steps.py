@@ -5,7 +5,7 @@ import signal
 import pytest
 from harness import actions_store as actions
 from harness import machine, status
-from harness.cluster import MIB
+from harness.cluster import FORGETTING, MIB
 from harness.process import open_files
 from harness.wheels import BUILD
 
@@ -20,7 +20,7 @@ STOCK_RETRY_S = 2.5
 def pair(cluster):
     if cluster.stock:
         pytest.skip("Tidepool's protocol")
-    cluster.start_master("-client_ttl", "3")
+    cluster.start_master(*FORGETTING)
     cluster.store_process = cluster.store("survivor-store")
     cluster.engine_process = cluster.engine("survivor-engine")
     cluster.warm(cluster.engine_process)

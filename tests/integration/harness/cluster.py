@@ -25,6 +25,11 @@ import fakecuda  # noqa: E402
 
 MIB = 1 << 20
 
+# Mooncake's master forgets a store that has not been heard for so long: a dead one, but also a living one on a machine
+# that stands still.
+FORGETTING = ("-client_ttl", "5")
+FORGOTTEN_S = 6.0
+
 
 def await_port(port, process, limit_s=15.0, host="127.0.0.1"):
     deadline = time.monotonic() + limit_s
