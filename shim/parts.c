@@ -28,6 +28,8 @@
 /* A part that takes longer gains nothing from others beside it: Mooncake waits 0.75 to 1 s for a
  * store that is gone, and once a part would be many times that. */
 #define SLOW_NS UINT64_C(250000000)
+/* After a thread could not be started, none is tried for so long. */
+#define REFUSED_MS UINT64_C(1000)
 
 /* A call that is being carried out, on its caller's stack. */
 struct call {
@@ -51,8 +53,8 @@ static struct {
     pthread_cond_t news;
     struct call *calls; /* those with seats */
     unsigned started;
-    unsigned idle; /* threads that are promised to no call */
-    bool refused;  /* a thread could not be started */
+    unsigned idle;          /* threads that are promised to no call */
+    uint64_t next_start_ms; /* 0, or a thread could not be started: none before this */
 } crew = {.lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER};
 
 static _Thread_local bool in_part;
@@ -220,19 +222,32 @@ static unsigned wanted_threads(unsigned asked) {
     return cpus / 2 < THREADS_AUTO ? cpus / 2 : THREADS_AUTO;
 }
 
-/* With the lock held. A thread that cannot be started is no error: calls are divided less. */
-static void start_threads(unsigned count) {
+/* With the lock held. 0, or why a thread could not be started: no error, calls are divided less
+ * until it can. */
+static int start_threads(unsigned count) {
     pthread_t thread;
 
-    while (crew.started < count && !crew.refused) {
-        if (tp_thread_start_deep("tp-call", STACK_BYTES, work, NULL, &thread) != 0) {
-            crew.refused = true;
-            break;
-        }
+    if (crew.started < count && crew.next_start_ms && tp_now_ms() < crew.next_start_ms)
+        return 0;
+    while (crew.started < count) {
+        int error = tp_thread_start_deep("tp-call", STACK_BYTES, work, NULL, &thread);
+        crew.next_start_ms = error ? tp_now_ms() + REFUSED_MS : 0;
+        if (error)
+            return error;
         pthread_detach(thread);
         crew.started++;
         crew.idle++;
     }
+    return 0;
+}
+
+static void say_refused(int error) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+
+    tp_log_once(&said, TP_LOG_WARN,
+                "no thread can be started for calls in parts: %s (ulimit -u, the cgroup's "
+                "pids.max); calls are divided less until one can",
+                strerror(-error));
 }
 
 /* ---- a call ---- */
@@ -250,7 +265,7 @@ size_t tp_parts_allowed(const struct tp_parts *parts) {
 /* Promise idle threads to the call. False: there is none. */
 static bool seat(struct call *call, unsigned threads, size_t allowed) {
     pthread_mutex_lock(&crew.lock);
-    start_threads(threads - 1);
+    int error = start_threads(threads - 1);
     unsigned seats = threads - 1 < crew.idle ? threads - 1 : crew.idle;
     if (seats > allowed - 1)
         seats = (unsigned)allowed - 1;
@@ -266,6 +281,8 @@ static bool seat(struct call *call, unsigned threads, size_t allowed) {
             pthread_cond_signal(&crew.news);
     }
     pthread_mutex_unlock(&crew.lock);
+    if (error)
+        say_refused(error);
     return seats > 0;
 }
 

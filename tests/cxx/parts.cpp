@@ -290,6 +290,14 @@ static void refused_threads() {
             for (int i = 0; i < 20; i++)
                 REQUIRE((run_and_check(Call(200, MIB), 0) > 1) == (left > 0));
             REQUIRE(double_threads_started == left);
+            REQUIRE(double_lines == 1);
+            /* What was short for a while is tried again. */
+            double_threads_left = 15;
+            for (int i = 0; i < 300 && double_threads_started < 3; i++) {
+                usleep(100000);
+                run_and_check(Call(200, MIB), 0);
+            }
+            REQUIRE(double_threads_started == 3 && double_lines == 1);
             std::_Exit(0);
         }
         int status = -1;

@@ -64,7 +64,7 @@ using namespace mooncake;
 
 extern "C" {
 /* parts_doubles.c */
-extern unsigned double_threads_left, double_threads_started;
+extern unsigned double_threads_left, double_threads_started, double_lines;
 unsigned long double_divided(void);
 extern size_t double_element_bytes;
 extern bool double_layout_refused;
