@@ -35,8 +35,9 @@ static _Atomic(void *) next[TP_LIBC_COUNT];
  */
 static _Atomic pthread_t looking;
 
-/* A small allocation whose free() is being waited for: see arrives. */
+/* A small allocation whose free() is being waited for: see arrives. One at a time. */
 static _Atomic(void *) probe;
+static pthread_mutex_t probe_lock = PTHREAD_MUTEX_INITIALIZER; /* never taken in free() */
 
 /*
  * All are found on the first call of any, which comes before the program has threads: a later
@@ -115,9 +116,12 @@ static bool arrives(tp_real_free release) {
     if (!memory) { /* no segment can be made either, and that has its own line */
         return true;
     }
+    pthread_mutex_lock(&probe_lock);
     atomic_store(&probe, memory);
     release(memory);
-    return !atomic_exchange(&probe, NULL);
+    bool arrived = !atomic_exchange(&probe, NULL);
+    pthread_mutex_unlock(&probe_lock);
+    return arrived;
 }
 
 bool tp_libc_hooks_reached(void) {
