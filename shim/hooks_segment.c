@@ -13,6 +13,7 @@
 #include "shim/overlays.h"
 #include "shim/start.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -38,25 +39,29 @@ static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
  * ----------------------------------------------------------------------------------------------------------
  */
 
-/* Is any of it a shared mapping already? Not known (no /proc): no. */
-static bool shared_already(const void *address, size_t bytes) {
+/* Is any of it a shared mapping already? 1 or 0; -errno when it cannot be told. No /proc: 0. */
+static int shared_already(const void *address, size_t bytes) {
     uintptr_t wanted = (uintptr_t)address;
     FILE *file = fopen("/proc/self/maps", "re");
     char *line = NULL;
     size_t room = 0;
-    bool found = false;
+    int found = 0;
 
-    while (file && !found && getline(&line, &room, file) > 0) {
+    if (!file) {
+        return errno == ENOENT ? 0 : -errno;
+    }
+    while (found == 0 && getline(&line, &room, file) > 0) {
         uintptr_t low;
         uintptr_t high;
         char access[5];
         found = sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s", &low, &high, access) == 3 &&
                 low < wanted + bytes && wanted < high && access[3] == 's';
     }
-    free(line);
-    if (file) {
-        (void)fclose(file);
+    if (found == 0 && !feof(file)) {
+        found = -errno;
     }
+    free(line);
+    (void)fclose(file);
     return found;
 }
 
@@ -70,9 +75,19 @@ static bool shared_already(const void *address, size_t bytes) {
 static bool left_to_mooncake(const void *address, size_t bytes, const struct tp_config *config) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     static atomic_flag said_shared = ATOMIC_FLAG_INIT;
+    static atomic_flag said_unknown = ATOMIC_FLAG_INIT;
     const struct tp_store_config *store = &config->store;
+    int shared = shared_already(address, bytes);
 
-    if (shared_already(address, bytes)) {
+    if (shared < 0) {
+        tp_log_once(&said_unknown, TP_LOG_WARN,
+                    "cannot tell whether %zu MiB at %p are a file that this store was told to "
+                    "mount (mount_segment): %s%s; Mooncake's own transport serves them",
+                    bytes >> 20, address, strerror(-shared),
+                    shared == -EMFILE || shared == -ENFILE ? " (ulimit -n)" : "");
+        return true;
+    }
+    if (shared) {
         tp_log_once(&said_shared, TP_LOG_WARN,
                     "%zu MiB at %p are a file that this store was told to mount (mount_segment): "
                     "Mooncake's own transport serves them; allocate_and_mount_segment makes memory "

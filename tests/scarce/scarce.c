@@ -149,6 +149,11 @@ int openat64(int dir_fd, const char *path, int flags, ...) {
     return strstr(path, only) && FAILS(OPEN) ? -1 : real(dir_fd, path, flags, mode);
 }
 
+FILE *fopen64(const char *path, const char *mode) {
+    FILE *(*real)(const char *, const char *) = original("fopen64");
+    return strstr(path, only) && FAILS(OPEN) ? NULL : real(path, mode);
+}
+
 int fallocate64(int fd, int mode, off_t offset, off_t bytes) {
     int (*real)(int, int, off_t, off_t) = original("fallocate64");
     return FAILS(FALLOCATE) ? -1 : real(fd, mode, offset, bytes);
