@@ -272,9 +272,9 @@ int tp_stats_open(int *ret_fd) {
         if (rc == 0)
             rc = move_page(&page_fd);
         atomic_store(&move_state, rc == 0 ? PAGE_SHARED : PAGE_PRIVATE);
-        if (wait_for_adds(PAGE_MOVING) == 0)
-            unpark_counts();
+        (void)wait_for_adds(PAGE_MOVING);
     }
+    unpark_counts(); /* also what was parked by a thread that was not waited for any longer */
     if (rc == 0)
         *ret_fd = page_fd;
     pthread_mutex_unlock(&page_lock);

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,6 +106,74 @@ Test(stats, no_count_is_lost_while_the_page_moves) {
             _exit(no_count_is_lost() ? 0 : 1);
         cr_assert_eq(waitpid(child, &status, 0), child);
         cr_assert_eq(status, 0, "move %d", i);
+    }
+}
+
+static _Thread_local _Atomic bool *held_until; /* where a signal makes this thread stand still */
+
+static void stand_still(int number) {
+    (void)number;
+    while (held_until != NULL && !atomic_load(held_until))
+        usleep(1000);
+}
+
+struct slow {
+    pthread_t thread;
+    _Atomic bool go_on;
+    uint64_t added;
+};
+
+static void *add_slowly(void *arg) {
+    struct slow *slow = arg;
+    held_until = &slow->go_on;
+    return add_until_stopped(&slow->added);
+}
+
+static void *open_page(void *arg) {
+    (void)tp_stats_open(arg);
+    return NULL;
+}
+
+/* The first thread holds the move up, mostly in its add, the second then stands in a parked one
+ * until the move has given up waiting for it. */
+static bool no_count_of_a_slow_thread_is_lost(void) {
+    static struct slow slow[2];
+    pthread_t mover;
+    int fd = -1;
+    (void)signal(SIGUSR1, stand_still);
+    for (int i = 0; i < 2; i++)
+        if (pthread_create(&slow[i].thread, NULL, add_slowly, &slow[i]) != 0)
+            return false;
+    while (atomic_load(&running) < 2)
+        usleep(100);
+    pthread_kill(slow[0].thread, SIGUSR1);
+    usleep(100000);
+    if (pthread_create(&mover, NULL, open_page, &fd) != 0)
+        return false;
+    usleep(200000);
+    pthread_kill(slow[1].thread, SIGUSR1);
+    usleep(100000);
+    atomic_store(&slow[0].go_on, true);
+    pthread_join(mover, NULL);
+    atomic_store(&slow[1].go_on, true);
+    atomic_store(&stop, true);
+    for (int i = 0; i < 2; i++)
+        pthread_join(slow[i].thread, NULL);
+    return tp_stats_open(&fd) == 0 &&
+           viewed(fd, TP_LOCAL_REQUESTS) == slow[0].added + slow[1].added;
+}
+
+Test(stats, no_count_of_a_thread_that_stands_still_is_lost) {
+    pid_t children[12];
+    for (int i = 0; i < 12; i++) {
+        children[i] = fork();
+        if (children[i] == 0)
+            _exit(no_count_of_a_slow_thread_is_lost() ? 0 : 1);
+    }
+    for (int i = 0; i < 12; i++) {
+        int status = -1;
+        cr_assert_eq(waitpid(children[i], &status, 0), children[i]);
+        cr_assert_eq(status, 0, "try %d", i);
     }
 }
 
