@@ -55,18 +55,24 @@ static bool remember(void *address, size_t bytes) {
     return found;
 }
 
-/* The size of what was mapped here at `address`, 0 when it was not. */
+/* The size of what was mapped here at `address`, 0 when it was not. Without the lock in a forked
+ * child: the thread that holds it may be one that the child has not. */
 static size_t forget(const void *address) {
+    bool locks = !tp_inert();
     size_t bytes = 0;
 
-    pthread_mutex_lock(&mappings_lock);
+    if (locks) {
+        pthread_mutex_lock(&mappings_lock);
+    }
     for (size_t i = 0; i < MAPPINGS && !bytes; i++) {
         if (mappings[i].address == address) {
             bytes = mappings[i].bytes;
             mappings[i] = (struct mapping){0};
         }
     }
-    pthread_mutex_unlock(&mappings_lock);
+    if (locks) {
+        pthread_mutex_unlock(&mappings_lock);
+    }
     return bytes;
 }
 
