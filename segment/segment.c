@@ -58,7 +58,8 @@ struct overlay {
 
 static struct overlay table[TP_WIRE_MAX_SEGMENTS];
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t last_id; /* under the lock; ids are never reused */
+static pthread_cond_t left = PTHREAD_COND_INITIALIZER; /* an overlay is LEAVING no more */
+static uint64_t last_id;                               /* under the lock; ids are never reused */
 
 /* Bounds of all overlays there ever were: most addresses fail two compares. */
 static _Atomic uintptr_t lowest = UINTPTR_MAX;
@@ -236,8 +237,10 @@ static void enter(struct overlay *overlay, const struct tp_pieces *pieces) {
 
 static void unclaim(struct overlay *overlay) {
     pthread_mutex_lock(&table_lock);
+    atomic_store(&freed[overlay - table].base, 0);
     overlay->pieces = (struct tp_pieces){0};
     overlay->state = FREE;
+    pthread_cond_broadcast(&left);
     pthread_mutex_unlock(&table_lock);
 }
 
@@ -352,12 +355,25 @@ static void withdraw(struct overlay *overlay) {
     tp_count(TP_SEGMENT_BYTES, -overlay->pieces.bytes); /* wraps: a subtraction */
 }
 
+/* Under the lock. */
+static bool is_leaving(const void *address) {
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
+        if (table[i].state == LEAVING && table[i].claimed == (uintptr_t)address)
+            return true;
+    }
+    return false;
+}
+
 /*
  * Take the segment that starts at `address` out of the table, if it is of `kind`. The range stays
- * claimed: unmapping a large segment takes time, and that is not done under the lock.
+ * claimed: unmapping a large segment takes time, and that is not done under the lock. Whoever comes
+ * meanwhile, to free the memory, waits: other memory may be at these addresses right after, and
+ * would be mapped over.
  */
 static struct overlay *take_out(const void *address, bool cumem, struct tp_pieces *ret_pieces) {
     pthread_mutex_lock(&table_lock);
+    while (!cumem && is_leaving(address))
+        pthread_cond_wait(&left, &table_lock);
     struct overlay *overlay = find_ready(address);
     if (overlay != NULL && (overlay->pieces.wire_kind == TP_WIRE_CUMEM) != cumem)
         overlay = NULL;
@@ -368,8 +384,10 @@ static struct overlay *take_out(const void *address, bool cumem, struct tp_piece
         overlay->state = LEAVING;
         *ret_pieces = overlay->pieces;
         overlay->pieces = (struct tp_pieces){0};
-        /* Before it is unmapped: the driver may call munmap, and that is not the host's. */
-        atomic_store(&freed[overlay - table].base, 0);
+        /* Before it is unmapped: the driver may call munmap, and that is not the host's. `free` of
+         * an overlay is looked at until the end. */
+        if (cumem)
+            atomic_store(&freed[overlay - table].base, 0);
     }
     pthread_mutex_unlock(&table_lock);
     if (overlay != NULL)

@@ -56,7 +56,8 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
  * when `address` was the start of such a segment, which is gone then (a forked child's stays). An
  * overlay that starts there is taken away first: false, the memory is its allocator's. Three
  * compares for all other addresses. Neither logs nor allocates; errno is preserved: usable in
- * `free`.
+ * `free`. While another thread takes this segment away it waits, as tp_segment_restore does: the
+ * memory may be given back after that.
  */
 bool tp_segment_free(void *address);
 
