@@ -107,6 +107,8 @@ static void *reserve(void *unused, size_t alignment, size_t bytes) {
     }
     (void)munmap(first + bytes, whole - (size_t)(first - start) - bytes);
     if (!remember(first, bytes)) {
+        tp_log(TP_LOG_ERROR, "a segment of %zu MiB: a process can share %d segments, all in use",
+               bytes >> 20, MAPPINGS);
         (void)munmap(first, bytes);
         return NULL;
     }
@@ -145,6 +147,8 @@ static void *lay(const struct wish *wish, const struct tp_config *config) {
     }
     own = malloc(sizeof(*own));
     if (!own) {
+        tp_log(TP_LOG_ERROR, "no memory for the settings of a segment of %zu MiB",
+               wish->bytes >> 20);
         return NULL;
     }
     *own = *config;

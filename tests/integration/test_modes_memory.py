@@ -9,6 +9,7 @@ from harness import actions_process
 from harness import actions_store as actions
 from harness.cluster import MIB
 from harness.mounts import FREE, gigantic_pages, huge_pages, mounted, number, segment_folder
+from harness.wheels import BUILD
 
 pytestmark = pytest.mark.stores
 
@@ -16,6 +17,7 @@ SIZES = [4096, 65537, 3 * MIB]
 SEGMENT = 64 * MIB
 PAGES = SEGMENT >> 21
 LOCAL_PAGES = 16 * MIB >> 21  # the client's own buffer, which is Mooncake's in any case
+SCARCE = BUILD / "tests" / "scarce" / "libscarce.so"
 WHERE = ["memfd", "tmpfs", "hugetlbfs", "cumem"]
 
 
@@ -161,13 +163,17 @@ void *plain(size_t bytes, const void *protocol, size_t alignment, void *allocato
 """
 
 
-def redirected(cluster, mode, **more):
-    """A store whose segments come from the allocation of another mode."""
+def redirection(cluster):
     source, library = f"{cluster.folder}/redirect.c", f"{cluster.folder}/redirect.so"
     with open(source, "w") as file:
         file.write(REDIRECT)
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-w", source, "-o", library], check=True)
-    return moved_with(cluster, LD_PRELOAD=f"{library}:{cluster.preload}", REDIRECT=mode, **more)
+    return library
+
+
+def redirected(cluster, mode, **more):
+    """A store whose segments come from the allocation of another mode."""
+    return moved_with(cluster, LD_PRELOAD=f"{redirection(cluster)}:{cluster.preload}", REDIRECT=mode, **more)
 
 
 def regions(cluster, store):
@@ -230,6 +236,20 @@ def test_interleaved_transparent_huge_pages(newest, where):
         assert said(store, "interleaved over the NUMA nodes (protocol efa): Tidepool's wins")
         newest.assert_no_rule_broken()
         store.kill()
+
+
+def test_memory_that_is_short_once(newest):
+    """A line says why there is no segment, and the next try has one."""
+    if newest.stock:
+        pytest.skip("Mooncake's own needs the cards")
+    newest.start_master()
+    environment = newest.store_environment()
+    preload = f"{redirection(newest)}:{SCARCE}:{environment['LD_PRELOAD']}"
+    store = newest.process("store", {**environment, "LD_PRELOAD": preload, "REDIRECT": "t", "SCARCE": "allocate:1:1"})
+    sizes = dict(segment_bytes=SEGMENT, local_bytes=16 * MIB)
+    assert store.call(actions.setup, limit_s=60, master=newest.master_address, **sizes) != 0
+    assert said(store, "no memory for the settings of a segment of 64 MiB")
+    newest.set_up(store, **sizes)
 
 
 # ---- MC_STORE_PIN_MEMORY_MAX_BYTES
