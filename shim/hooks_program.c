@@ -30,6 +30,31 @@ static const struct tp_config *store_config(const void *caller) {
     return config && config->store.half != TP_HALF_OFF ? config : NULL;
 }
 
+/* ---- its name
+ * ------------------------------------------------------------------------------------ */
+
+/* It has a segment, and the name by which peers would open it could not be learned. */
+static atomic_bool unnamed;
+
+static void learn_name(bool again) {
+    char name[256];
+    const char *reason = NULL;
+    bool known = tp_program_name(name, sizeof(name), &reason) == 0;
+
+    atomic_store(&unnamed, !known);
+    if (known) {
+        tp_shim_set_name(name, true);
+    }
+    if (known && again) {
+        tp_log(TP_LOG_WARN, "the name by which peers open this program is known now: %s", name);
+    } else if (!known && !again) {
+        tp_log(TP_LOG_WARN,
+               "the name by which peers open this program could not be learned (%s): engines will "
+               "use Mooncake's transport",
+               reason);
+    }
+}
+
 /* ---- listen
  * ------------------------------------------------------------------------------------ */
 
@@ -57,6 +82,9 @@ int tp_hook_listen(int fd, int backlog) {
         int error = errno;
         tp_program_listens(fd);
         check_reached();
+        if (atomic_load(&unnamed)) { /* fds run out and come back */
+            learn_name(true);
+        }
         errno = error;
     }
     return rc;
@@ -78,17 +106,7 @@ static void release(void *unused, void *address) {
 }
 
 static void publish(void *address, const struct tp_config *config) {
-    char name[256];
-    const char *reason = NULL;
-
-    if (tp_program_name(name, sizeof(name), &reason) == 0) {
-        tp_shim_set_name(name, true);
-    } else {
-        tp_log(TP_LOG_WARN,
-               "the name by which peers open this program could not be learned (%s): engines will "
-               "use Mooncake's transport",
-               reason);
-    }
+    learn_name(false);
     /* Nobody sees it registered: told now, it is used when the master gives out its addresses,
      * after that. A failure has its own line: served by Mooncake's transport. */
     (void)tp_segment_publish(address, config);

@@ -138,13 +138,13 @@ static bool is_flag(const char *word, const char *name, const char **ret_value) 
     return true;
 }
 
-/* The last one counts, as gflags has it. 0 or -ENOENT. */
+/* The last one counts, as gflags has it. 0, -ENOENT, or -errno: the flags cannot be read. */
 static int flag_of_command_line(const char *name, char ret_value[static FLAG_BYTES]) {
     FILE *file = fopen("/proc/self/cmdline", "re");
     char *word = NULL;
     size_t room = 0;
     bool wanted = false; /* the word before was the flag itself */
-    int result = -ENOENT;
+    int result = file ? -ENOENT : -errno;
 
     while (file && getdelim(&word, &room, '\0', file) > 0 && word) {
         const char *value = wanted ? word : NULL;
@@ -307,8 +307,14 @@ int tp_program_name(char *ret_name, size_t name_bytes, const char **ret_reason) 
     const char *given_port;
     struct in6_addr address;
 
-    if (flag("host", given) != 0 || flag("metadata_server", metadata) != 0) {
-        *ret_reason = "it has no flags --host and --metadata_server";
+    int result = flag("host", given);
+    if (result == 0) {
+        result = flag("metadata_server", metadata);
+    }
+    if (result != 0) {
+        *ret_reason = result == -EMFILE || result == -ENFILE
+                          ? "too many open files to read its command line: raise ulimit -n"
+                          : "it has no flags --host and --metadata_server";
         return -ENOENT;
     }
     memcpy(host, given, sizeof(host));

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A stand-in for programs that have Mooncake's store linked into them, such as mooncake_client: what
- * such a program asks of libc, in its order, and the class by whose name it is known (CLIENT is
- * RealClient; with another name it is some program that asks the same of libc).
+ * A stand-in for programs that have Mooncake's store linked into them, such as mooncake_client:
+ * what such a program asks of libc, in its order, and the class by whose name it is known (CLIENT
+ * is RealClient; with another name it is some program that asks the same of libc).
  *
  *   program BYTES [flags]       prints the handshake's port and the segment's address, then obeys
- *   free | again | fork | small        on standard input, an answer each
+ *   free | again | fork | small | listen        on standard input, an answer each
  */
 #include <arpa/inet.h>
 #include <cerrno>
@@ -81,6 +81,8 @@ int main(int argc, char **argv) {
             segment = client->segment(bytes);
         } else if (line == "fork") {
             error = fork_and_free(segment);
+        } else if (line == "listen") {
+            client->listens(&fd);
         } else if (line == "small") { /* what is no segment */
             void *block = aligned_alloc(64, 1 << 20);
             memset(block, 1, 1 << 20);

@@ -18,7 +18,7 @@ HOST = ["--host=10.1.2.3", "--metadata_server=P2PHANDSHAKE"]
 
 
 class Program:
-    def __init__(self, name, directory, *words, settings=None, preload=LIBRARY):
+    def __init__(self, name, directory, *words, settings=None, preload=LIBRARY, more=None):
         if not (FOLDER / name).exists():
             pytest.skip("no C++ compiler when the build was configured")
         plain = {name: value for name, value in os.environ.items() if not name.startswith(("MC_", "TIDEPOOL_", "LD_"))}
@@ -28,7 +28,7 @@ class Program:
         self.log = directory / f"{name}.log"
         self.popen = subprocess.Popen(
             [FOLDER / name, str(BYTES), *words],
-            env={**plain, **settings, "LD_PRELOAD": str(preload)},
+            env={**plain, **settings, **(more or {}), "LD_PRELOAD": str(preload)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(self.log, "wb"), text=True,
         )
         self.read()
@@ -132,6 +132,18 @@ def test_without_a_name_it_runs_as_stock_and_says_so(start):
     assert int(program.segment, 16) and program.status.name == ""
     assert len(program.lines) == 1 and "--host and --metadata_server" in program.lines[0]
     assert program.finish() == 0
+
+
+@pytest.mark.parametrize("word", ["listen", "again"])
+def test_a_name_that_cannot_be_learned_once(start, word):
+    """It is asked for again when the program listens somewhere else, and when it makes another segment."""
+    preload = f"{BUILD / 'tests' / 'scarce' / 'libscarce.so'}:{LIBRARY}"
+    program = start("program", *HOST, preload=preload, more={"SCARCE": "open=cmdline:1:1"})
+    assert program.status.name == ""
+    assert len(program.lines) == 1 and "too many open files" in program.lines[0]
+    program.tell(word)
+    assert program.status.name == f"10.1.2.3:{program.port}"
+    moved(program, program.status.name)
 
 
 def test_a_wrong_setting_fails_the_allocation(start):
