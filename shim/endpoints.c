@@ -83,6 +83,18 @@ void tp_endpoints_serve(const void *engine) {
     }
 }
 
+void tp_endpoints_move(const void *engine, const void *now) {
+    pthread_mutex_lock(&endpoints_lock);
+    struct endpoint *endpoint = find(engine);
+    if (endpoint) {
+        endpoint->engine = now;
+    }
+    if (endpoint && told == engine) {
+        told = now;
+    }
+    pthread_mutex_unlock(&endpoints_lock);
+}
+
 void tp_endpoints_forget(const void *engine) {
     char name[256] = "";
 

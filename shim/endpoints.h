@@ -13,6 +13,9 @@ void tp_endpoints_learn(const void *engine, const char *name);
 /* `engine` has published memory: its name is the one that is told. Any thread. */
 void tp_endpoints_serve(const void *engine);
 
+/* `engine` is another object from now on, at `now`. Any thread. */
+void tp_endpoints_move(const void *engine, const void *now);
+
 /* `engine` is gone: another one's name is told if it has memory. Any thread. */
 void tp_endpoints_forget(const void *engine);
 

@@ -109,6 +109,10 @@ void tp_hook_te_construct_move(void *self, void *other) {
     if (engine) {
         tp_engine_alias(engine, self);
     }
+    if (tp_shim_config()) { /* before the old one is destroyed */
+        tp_overlays_move(other, self);
+        tp_endpoints_move(other, self);
+    }
 }
 
 static void destroy(enum tp_hook hook, struct tp_module *module, void *self) {

@@ -155,6 +155,16 @@ void tp_overlays_publish(const void *engine, void *address, const struct tp_conf
     pthread_mutex_unlock(&owners_lock);
 }
 
+void tp_overlays_move(const void *engine, const void *now) {
+    pthread_mutex_lock(&owners_lock);
+    for (size_t i = 0; i < OWNERS; i++) {
+        if (owners[i].address && owners[i].engine == engine) {
+            owners[i].engine = now;
+        }
+    }
+    pthread_mutex_unlock(&owners_lock);
+}
+
 /* Take the next address of `engine` off the list (or only look, from *index on). NULL: no more. */
 static void *next_owned(const void *engine, size_t *index, bool take) {
     void *address = NULL;

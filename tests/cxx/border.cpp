@@ -63,6 +63,12 @@ static int store(const char *name, size_t bytes) {
         return 3;
     }
     CHECK(engine->registerLocalMemory(memory, bytes, "cpu:0", true, true) == 0);
+#if !DESTRUCTOR_INLINED
+    /* An engine that is moved keeps its memory. */
+    auto moved = std::make_unique<TransferEngine>(std::move(*engine));
+    engine = std::move(moved);
+    CHECK(file_mapped(memory));
+#endif
     printf("%p\n", static_cast<void *>(memory));
     fflush(stdout);
 
