@@ -81,7 +81,7 @@ int main(void) {
         usleep(1000);
     pid_t child = fork();
     if (child == 0) {
-        alarm(5);
+        alarm(25);
         tp_hook_free_mmap(memory, BYTES);
         _exit(mapped(memory) ? 1 : 0);
     }
