@@ -137,14 +137,20 @@ const char *tp_cuda_error(tp_cu_result result) {
     return "an unknown CUDA error";
 }
 
+#define MODE_UNCHANGED (-1)
+#define MODE_TRIES 3 /* the thread is the host's: a mode that stays would be too */
+
 int tp_cuda_begin(const struct tp_cuda *cuda) {
     int mode = TP_CU_CAPTURE_RELAXED;
-    if (cuda->capture_mode)
-        (void)cuda->capture_mode(&mode);
+    if (!cuda->capture_mode || cuda->capture_mode(&mode) != TP_CUDA_SUCCESS)
+        return MODE_UNCHANGED;
     return mode;
 }
 
 void tp_cuda_end(const struct tp_cuda *cuda, int mode) {
-    if (cuda->capture_mode)
-        (void)cuda->capture_mode(&mode);
+    for (int i = 0; i < MODE_TRIES && mode != MODE_UNCHANGED; i++) {
+        int given = mode;
+        if (cuda->capture_mode(&given) == TP_CUDA_SUCCESS)
+            return;
+    }
 }

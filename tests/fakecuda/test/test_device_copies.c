@@ -408,6 +408,22 @@ Test(device_faults, no_event_for_one_more_wave, .timeout = 60) {
     no_violation();
 }
 
+/* The thread's capture mode is the application's, whatever is refused. */
+static void check_mode(const char *rule) {
+    bool usable;
+    int mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    (void)fail(DMA, rule, &usable);
+    cr_assert_eq(DRIVER(cuThreadExchangeStreamCaptureMode)(&mode), CUDA_SUCCESS);
+    cr_assert_eq(mode, CU_STREAM_CAPTURE_MODE_GLOBAL, "%s", rule);
+}
+
+Test(device_faults, the_capture_mode_cannot_be_set, .timeout = 60) {
+    check_mode("cuThreadExchangeStreamCaptureMode:1=2");
+}
+Test(device_faults, the_capture_mode_cannot_be_set_back, .timeout = 60) {
+    check_mode("cuThreadExchangeStreamCaptureMode:2=2");
+}
+
 /* While it is made: usable without the kernel, or only later, and until then nothing is retained.
  */
 static void fail_making(const char *rule, bool usable) {
