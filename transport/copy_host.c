@@ -36,6 +36,7 @@
 /* A worker out of work looks on for this long before it sleeps. Without it, batches of 1 to 16 MiB
  * take 5 to 10% longer; Mooncake needs 14 to 23 us from one key's submit to the next. */
 #define SPIN_NS 50000
+#define START_AGAIN_NS UINT64_C(1000000000) /* threads run out and come back */
 /* A smaller lone job is left to the caller's next poll. */
 #define WAKE_BYTES ((size_t)128 << 10)
 /* One sleeper is woken for each this much: a lone job of 61 x 64 KiB on 16 cores takes 75 us, 130
@@ -60,8 +61,10 @@ static struct {
     _Atomic int state; /* enum pool_state */
     _Atomic bool stop;
     bool may_spin;
+    bool missing;                       /* some could not be started */
     _Alignas(64) _Atomic uint32_t news; /* futex: grows when a job is queued */
     _Atomic uint32_t sleeping, spinning;
+    uint64_t next_start_ns; /* of those that are missing */
     pthread_t threads[TP_COPY_THREADS_MAX];
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -394,13 +397,17 @@ static void start_threads(unsigned threads) {
         error = tp_thread_start("tp-copy", work, NULL, &pool.threads[pool.thread_count]);
         pool.thread_count += error == 0;
     }
-    if (error)
+    pool.missing = error != 0;
+    if (error) {
+        pool.wanted = count;
+        pool.next_start_ns = tp_now_ns() + START_AGAIN_NS;
         tp_log_once(
             &said, TP_LOG_WARN,
             "%u of %u threads that copy could be started: %s (ulimit -u, the cgroup's pids.max); "
-            "%s",
+            "%s, and it is tried again",
             pool.thread_count, count, strerror(-error),
             pool.thread_count ? "copies take longer" : "callers copy by themselves");
+    }
     /* Without any, a job in the queue would depend on polls that may not come. */
     atomic_store(&pool.state, pool.thread_count ? POOL_ON : POOL_STOPPED);
 }
@@ -431,6 +438,7 @@ void tp_copy_pool_stop(void) {
     unsigned count = pool.thread_count;
     memcpy(threads, pool.threads, sizeof(threads));
     pool.thread_count = 0;
+    pool.missing = false;
     atomic_store(&pool.state, POOL_STOPPED);
     atomic_store(&pool.stop, true);
     atomic_fetch_add(&pool.news, 1);
@@ -449,7 +457,7 @@ enum offer { OFFER_REFUSED, OFFER_ALONE, OFFER_BEHIND_OTHERS };
 static enum offer enqueue(struct tp_copy_job *job) {
     enum offer offer = OFFER_REFUSED;
     pthread_mutex_lock(&pool.lock);
-    if (atomic_load(&pool.state) == POOL_NEW)
+    if (atomic_load(&pool.state) == POOL_NEW || (pool.missing && tp_now_ns() >= pool.next_start_ns))
         start_threads(0);
     uint32_t tail = atomic_load_explicit(&pool.tail, memory_order_relaxed);
     uint32_t head = atomic_load_explicit(&pool.head, memory_order_relaxed);

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <x86intrin.h>
 
@@ -30,6 +31,7 @@
 #define PAUSE_NS 30000                /* between looks at copies under way */
 #define BACKOFF_NS UINT64_C(10000000) /* after a failure; doubled by each further one */
 #define BACKOFF_DOUBLINGS 10
+#define START_AGAIN_NS UINT64_C(1000000000) /* threads run out and come back */
 #define NO_ONE UINT64_MAX /* has been idle for as long: none may give way */
 
 enum outcome {
@@ -50,8 +52,9 @@ static struct {
     struct tp_chunk *first, *last; /* wanted */
     pthread_t threads[THREADS];
     unsigned thread_count;
-    bool started, stop;
-    unsigned failures; /* since the last success */
+    bool started, stop;     /* started: all that there are to be */
+    uint64_t next_start_ns; /* after one that could not be started */
+    unsigned failures;      /* since the last success */
     uint64_t pause_end_ns;
     _Atomic uint64_t none_until; /* time stamp counter: no chunk may give way before */
 } registrar = {.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
@@ -341,14 +344,24 @@ static void *run(void *arg) {
 }
 
 /* With the lock held. Without any thread, only what pays at once is registered. */
-static void start_threads(void) {
+static void start_threads(uint64_t now_ns) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
     unsigned wanted = tp_host_cpus() / CPUS_A_THREAD;
+    int error = 0;
     wanted = wanted < 1 ? 1 : wanted > THREADS ? THREADS : wanted;
-    registrar.started = true;
-    while (registrar.thread_count < wanted &&
-           tp_thread_start("tidepool-reg", run, NULL, &registrar.threads[registrar.thread_count]) ==
-               0)
-        registrar.thread_count++;
+    while (registrar.thread_count < wanted && !error) {
+        error =
+            tp_thread_start("tidepool-reg", run, NULL, &registrar.threads[registrar.thread_count]);
+        registrar.thread_count += !error;
+    }
+    registrar.started = !error;
+    if (!error)
+        return;
+    registrar.next_start_ns = now_ns + START_AGAIN_NS;
+    tp_log_once(&said, TP_LOG_WARN,
+                "%u of %u threads that register stores' memory could be started: %s (ulimit -u, "
+                "the cgroup's pids.max); less of it is registered, and it is tried again",
+                registrar.thread_count, wanted, strerror(-error));
 }
 
 static bool wantable(const struct tp_chunks *chunks, const struct tp_chunk *chunk) {
@@ -379,13 +392,13 @@ void tp_registrar_want(struct tp_chunks *chunks, uint32_t index, struct tp_gpu *
         i++;
     if (i == count)
         return;
+    uint64_t now_ns = tp_now_ns();
     pthread_mutex_lock(&registrar.lock);
     bool room = how == TP_CHUNK_IN_PLACE_OF_OTHERS || within_limit(chunks->chunk_bytes);
-    if (room && (limit == 0 || limit >= chunks->chunk_bytes) &&
-        tp_now_ns() >= registrar.pause_end_ns) {
+    if (room && (limit == 0 || limit >= chunks->chunk_bytes) && now_ns >= registrar.pause_end_ns) {
         /* Not while tp_registrar_stop waits for those that it has counted. */
-        if (!registrar.started && !registrar.stop)
-            start_threads();
+        if (!registrar.started && !registrar.stop && now_ns >= registrar.next_start_ns)
+            start_threads(now_ns);
         for (; i < count && registrar.thread_count; i++)
             want(chunks, chunk + (long)i * step, gpu, how);
         pthread_cond_broadcast(&registrar.work);

@@ -10,6 +10,7 @@
  */
 #include <linux/futex.h>
 #include <pthread.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,14 +20,16 @@
 #include "transport/stage.h"
 
 #define SPIN_NS 50000
+#define START_AGAIN_NS UINT64_C(1000000000) /* threads run out and come back */
 #define WATCH_NS 20000 /* between looks at a GPU that takes its time; the kernel adds 50 us */
 
 static struct {
     pthread_t threads[TP_COPY_THREADS_MAX];
     pthread_mutex_t lock; /* for starting and ending them */
     _Atomic uint32_t count, wanted;
-    _Atomic bool started, stop, watched;
-    _Atomic uint32_t news; /* futex: grows when there is something to do */
+    _Atomic bool started, stop, watched; /* started: all that there are to be */
+    _Atomic uint64_t next_start_ns;      /* after one that could not be started */
+    _Atomic uint32_t news;               /* futex: grows when there is something to do */
     _Atomic uint32_t sleeping;
 } team = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -76,18 +79,34 @@ static void *work(void *arg) {
     return arg;
 }
 
-/* A thread that cannot be started is no error: whoever polls does its part. */
+/* With the lock held. A thread that cannot be started is no error: whoever polls does its part. */
+static void start_threads(uint64_t now_ns) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    unsigned wanted = tp_copy_threads(tp_config()->engine.copy_threads, tp_host_cpus());
+    int error = 0;
+    while (team.count < wanted && !error) {
+        error = tp_thread_start("tidepool-stage", work, NULL, &team.threads[team.count]);
+        team.count += !error;
+    }
+    atomic_store(&team.wanted, wanted);
+    atomic_store(&team.started, !error);
+    if (!error)
+        return;
+    atomic_store(&team.next_start_ns, now_ns + START_AGAIN_NS);
+    tp_log_once(&said, TP_LOG_WARN,
+                "%u of %u threads that stage copies could be started: %s (ulimit -u, the cgroup's "
+                "pids.max); copies take longer, and it is tried again",
+                team.count, wanted, strerror(-error));
+}
+
 static void start(void) {
+    uint64_t now_ns = tp_now_ns();
+    if (now_ns < atomic_load_explicit(&team.next_start_ns, memory_order_relaxed))
+        return;
     pthread_mutex_lock(&team.lock);
     /* Not while tp_stage_stop waits for those that it has counted: it would forget these. */
-    if (!atomic_load(&team.started) && !atomic_load(&team.stop)) {
-        unsigned wanted = tp_copy_threads(tp_config()->engine.copy_threads, tp_host_cpus());
-        while (team.count < wanted &&
-               tp_thread_start("tidepool-stage", work, NULL, &team.threads[team.count]) == 0)
-            team.count++;
-        atomic_store(&team.wanted, wanted);
-        atomic_store(&team.started, true);
-    }
+    if (!atomic_load(&team.started) && !atomic_load(&team.stop))
+        start_threads(now_ns);
     pthread_mutex_unlock(&team.lock);
 }
 

@@ -270,6 +270,7 @@ void tp_wave_stay(struct tp_wave *wave) {
  */
 #define FLUSH_TICK_NS 1000000
 #define FLUSH_IDLE_TICKS 100u
+#define START_AGAIN_MS 1000 /* threads run out and come back */
 
 static struct {
     pthread_mutex_t lock;
@@ -277,6 +278,7 @@ static struct {
     _Atomic uint64_t brackets; /* opened so far */
     _Atomic bool asleep;
     bool started;
+    _Atomic uint64_t next_start_ms; /* 0: none could not be started */
 } flusher = {.lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER};
 
 /* Take the queue's open wave; `old_only`: when it was open at the last look as well. */
@@ -344,9 +346,11 @@ static void *run_flusher(void *arg) {
 static void start_flusher(void) {
     pthread_t thread;
     pthread_mutex_lock(&flusher.lock);
-    if (!flusher.started && tp_thread_start("tidepool-waves", run_flusher, NULL, &thread) == 0) {
-        flusher.started = true;
-        pthread_detach(thread);
+    if (!flusher.started) {
+        flusher.started = tp_thread_start("tidepool-waves", run_flusher, NULL, &thread) == 0;
+        if (flusher.started)
+            pthread_detach(thread);
+        atomic_store(&flusher.next_start_ms, flusher.started ? 0 : tp_now_ms() + START_AGAIN_MS);
     }
     pthread_mutex_unlock(&flusher.lock);
 }
@@ -377,8 +381,11 @@ void tp_wave_wake_flusher(void) {
 }
 
 void tp_device_defer_begin(void) {
+    uint64_t next_start_ms = atomic_load_explicit(&flusher.next_start_ms, memory_order_relaxed);
     deferring++;
     atomic_fetch_add(&flusher.brackets, 1);
+    if (next_start_ms && tp_now_ms() >= next_start_ms && !tp_inert())
+        start_flusher();
     tp_wave_wake_flusher();
 }
 

@@ -248,6 +248,23 @@ Test(copy_run, without_threads_jobs_are_copied_where_they_are_submitted) {
     cr_assert_eq(double_lines, 1u, "and that is said once");
 }
 
+Test(copy_run, threads_that_cannot_be_started_are_tried_again) {
+    double_cpus = 4;
+    double_threads_left = 0;
+    copy_many(1, 1, MIB, false);
+    cr_assert_eq(double_counters[TP_POOL_GRAINS], 0u);
+    double_threads_left = 1;
+    usleep(1100000);
+    copy_many(1, 1, MIB, false);
+    cr_assert_gt(double_counters[TP_POOL_GRAINS], 0u);
+    double_threads_left = 10;
+    usleep(1100000);
+    copy_many(1, 1, MIB, false);
+    cr_assert_eq(double_threads_left, 8u, "the two that were missing");
+    cr_assert_eq(double_lines, 1u, "and that is said once");
+    tp_copy_pool_stop();
+}
+
 Test(copy_run, one_thread_of_many_is_enough) {
     double_cpus = 16;
     double_threads_left = 1;
