@@ -72,6 +72,7 @@ struct tp_chunks {
     unsigned busy;         /* threads of the registrar that look at a chunk; under its lock */
     bool dropped, stuck;   /* under its lock */
     uint32_t let_go;       /* chunks of a dropped segment that are not registered any more */
+    unsigned refusals;     /* of the driver, to let them go */
     struct tp_chunk chunk[];
 };
 

@@ -32,6 +32,7 @@
 #define BACKOFF_NS UINT64_C(10000000) /* after a failure; doubled by each further one */
 #define BACKOFF_DOUBLINGS 10
 #define START_AGAIN_NS UINT64_C(1000000000) /* threads run out and come back */
+#define LET_GO_TRIES 10   /* of a dropped segment, one a slice: what fails once need not again */
 #define NO_ONE UINT64_MAX /* has been idle for as long: none may give way */
 
 enum outcome {
@@ -438,7 +439,7 @@ static void forget_wanted(const struct tp_chunks *chunks) {
     }
 }
 
-/* With the lock held, which is let go meanwhile. False: a thread is at it. */
+/* With the lock held, which is let go meanwhile. False: a thread is at it, or it is tried again. */
 static bool let_go(struct tp_chunks *chunks, struct tp_chunk *chunk) {
     enum tp_chunk_state state = tp_chunk_state(chunk);
     uint64_t bytes;
@@ -449,6 +450,8 @@ static bool let_go(struct tp_chunks *chunks, struct tp_chunk *chunk) {
     tp_order_remove(chunk);
     if (driver_unregister(chunk))
         return true;
+    if (++chunks->refusals < LET_GO_TRIES && !tp_gpu_lost(chunk->gpu))
+        return false;
     /* It is the driver's for good, and no part of what can make way. */
     chunks->stuck = true;
     (void)tp_chunk_range(chunk, &bytes);
