@@ -122,9 +122,19 @@ static bool reserve(struct tp_peer_segment *segment) {
                     segment->message.map_bytes >> 20, strerror(errno));
         return false;
     }
+    char *address = (char *)(((uintptr_t)reserved + align - 1) & ~(uintptr_t)(align - 1));
+    segment->chunks = tp_chunks_new(address, &segment->message, segment->mapped);
+    if (!segment->chunks && tp_registrar_on()) {
+        static atomic_flag said_memory = ATOMIC_FLAG_INIT;
+        munmap(reserved, segment->reserved_bytes);
+        tp_log_once(&said_memory, TP_LOG_WARN,
+                    "no memory to attach to a store's segment of %" PRIu64
+                    " MiB: requests to it are left to Mooncake, and it is tried again",
+                    segment->message.map_bytes >> 20);
+        return false;
+    }
     segment->reserved = reserved;
-    segment->address = (char *)(((uintptr_t)reserved + align - 1) & ~(uintptr_t)(align - 1));
-    segment->chunks = tp_chunks_new(segment->address, &segment->message, segment->mapped);
+    segment->address = address;
     return true;
 }
 

@@ -26,7 +26,7 @@ bool tp_registrar_on(void);
 /*
  * The chunks of a segment that is mapped from `address` on, piece by piece (`mapped`: one flag a
  * piece, borrowed until the end); none is registered yet. NULL: off, or no
- * memory (its copies then go on as without a registrar). The peer thread.
+ * memory. The peer thread.
  */
 struct tp_chunks *tp_chunks_new(char *address, const struct tp_msg_segment *message,
                                 const atomic_uchar *mapped);
