@@ -30,6 +30,7 @@
 
 #define RETRY_MS 1000   /* threads and memory run out and come back */
 #define RETRY_DOUBLED 5 /* after each failure, so many times: 32 s */
+#define KERNEL_TRIES 3  /* while GPUs are made; then without it */
 #define STREAMS 2       /* the end of one list overlaps the start of the next */
 #define KERNEL_THREADS 512
 #define KERNEL_BLOCKS                                                                              \
@@ -48,10 +49,13 @@ struct lane {
 struct tp_gpu {
     int device;
     tp_cu_context context;
-    struct lane lanes[2], staged[2]; /* by direction; staged: without streams, nothing is */
-    tp_cu_function kernel;           /* NULL: none */
-    unsigned blocks;                 /* 0: by size */
-    _Atomic uint64_t kernel_max[2];
+    struct lane lanes[2], staged[2];  /* by direction; staged: without streams, nothing is */
+    tp_cu_function kernel;            /* NULL: none */
+    unsigned blocks;                  /* 0: by size */
+    _Atomic uint64_t kernel_max[2];   /* 0: it is not used */
+    _Atomic uint64_t kernel_limit[2]; /* what it was, and comes to be again */
+    _Atomic uint64_t kernel_again_ms; /* then; 0: never */
+    _Atomic uint32_t kernel_failures;
     _Atomic bool calibrated;
     _Atomic bool lost;  /* its context no longer works: nothing more is sent */
     bool pageable;      /* reads any memory of the process by itself (HMM, ATS) */
@@ -65,6 +69,7 @@ static struct {
     _Atomic int state;            /* enum gpu_state: BEGUN also when ready */
     _Atomic uint32_t failures;
     _Atomic uint64_t next_try_ms; /* CLOCK_MONOTONIC; 0: none has failed */
+    atomic_flag said;             /* that it cannot be made */
 } gpus[TP_DEVICES];
 
 /* The context of one call: pushed, in the relaxed capture mode. */
@@ -109,26 +114,33 @@ static void free_streams(const struct lane lanes[2], const struct tp_cuda *cuda)
     }
 }
 
-static void load_kernel(struct tp_gpu *gpu, const struct tp_cuda *cuda,
+/* False: there was no memory for it, and the whole GPU is tried again, not often. */
+static bool load_kernel(struct tp_gpu *gpu, const struct tp_cuda *cuda,
                         const struct tp_engine_config *config) {
     tp_cu_module module = NULL;
     uint64_t limit = config->kernel_max_bytes ? config->kernel_max_bytes : KERNEL_MAX_DEFAULT;
     if (config->copy_engine == TP_COPY_DMA)
-        return;
+        return true;
     tp_cu_result result = cuda->module_load(&module, tp_gather_ptx);
     if (result == TP_CUDA_SUCCESS)
         result = cuda->module_function(&gpu->kernel, module, "tp_gather");
+    if (result != TP_CUDA_SUCCESS && module)
+        (void)cuda->module_unload(module);
+    if (result == TP_CUDA_ERROR_OUT_OF_MEMORY &&
+        atomic_load(&gpus[gpu->device].failures) < KERNEL_TRIES)
+        return false;
     if (result != TP_CUDA_SUCCESS) {
         gpu->kernel = NULL;
         tp_log(TP_LOG_WARN,
                "GPU %d: the copy kernel cannot be loaded (%s); its copy engines do all copies",
                gpu->device, tp_cuda_error(result));
-        return;
+        return true;
     }
     if (config->copy_engine == TP_COPY_KERNEL)
         limit = UINT64_MAX;
     atomic_store(&gpu->kernel_max[0], limit);
     atomic_store(&gpu->kernel_max[1], limit);
+    return true;
 }
 
 static bool has_attribute(const struct tp_cuda *cuda, tp_cu_device handle, int attribute) {
@@ -168,9 +180,8 @@ static struct tp_gpu *make_gpu(int device, const struct tp_cuda *cuda) {
             made =
                 make_streams(gpu->lanes, cuda) &&
                 (!config->register_peer_memory || gpu->pageable || make_streams(gpu->staged, cuda));
-            if (made) {
-                load_kernel(gpu, cuda, config);
-            } else {
+            made = made && load_kernel(gpu, cuda, config);
+            if (!made) {
                 free_streams(gpu->lanes, cuda);
                 free_streams(gpu->staged, cuda);
             }
@@ -184,13 +195,16 @@ static struct tp_gpu *make_gpu(int device, const struct tp_cuda *cuda) {
     return NULL;
 }
 
-/* Not now; what asks for it then has it tried again. Returns how often it was so before. */
-static uint32_t try_later(int device) {
+/* How long to wait after so many failures. */
+static uint64_t retry_ms(uint32_t failures) {
+    return (uint64_t)RETRY_MS << (failures < RETRY_DOUBLED ? failures : RETRY_DOUBLED);
+}
+
+/* Not now; what asks for it then has it tried again. */
+static void try_later(int device) {
     uint32_t failures = atomic_fetch_add(&gpus[device].failures, 1);
-    uint64_t wait_ms = (uint64_t)RETRY_MS << (failures < RETRY_DOUBLED ? failures : RETRY_DOUBLED);
-    atomic_store(&gpus[device].next_try_ms, tp_now_ms() + wait_ms);
+    atomic_store(&gpus[device].next_try_ms, tp_now_ms() + retry_ms(failures));
     atomic_store(&gpus[device].state, GPU_IDLE);
-    return failures;
 }
 
 /* The thread that makes one. Detached: it ends by itself within a fraction of a second, and owns
@@ -199,11 +213,11 @@ static void *run_make(void *arg) {
     int device = (int)(intptr_t)arg;
     struct tp_gpu *gpu = make_gpu(device, tp_cuda(false, NULL));
     if (!gpu) {
-        if (try_later(device) == 0)
-            tp_log(TP_LOG_WARN,
-                   "GPU %d: its context or streams cannot be used (is its memory, or the host's, "
-                   "used up?); its transfers are left to Mooncake, and it is tried again",
-                   device);
+        try_later(device);
+        tp_log_once(&gpus[device].said, TP_LOG_WARN,
+                    "GPU %d: its context or streams cannot be used (is its memory, or the host's, "
+                    "used up?); its transfers are left to Mooncake, and it is tried again",
+                    device);
         return NULL;
     }
     tp_device_prepare(gpu);
@@ -221,7 +235,7 @@ static bool is_due(int device) {
 
 static void no_thread(int device, int error) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
-    (void)try_later(device);
+    try_later(device);
     tp_log_once(&said, TP_LOG_WARN,
                 "GPU %d: no thread can be started to make it ready: %s (ulimit -u, the cgroup's "
                 "pids.max); its transfers are left to Mooncake until one can",
@@ -265,9 +279,21 @@ int tp_gpu_device(const struct tp_gpu *gpu) {
     return gpu->device;
 }
 
-uint64_t tp_gpu_kernel_max(const struct tp_gpu *gpu, bool to_device) {
-    return gpu->kernel ? atomic_load_explicit(&gpu->kernel_max[to_device], memory_order_relaxed)
-                       : 0;
+/* A kernel that could not be started for want of memory is used again after a while. */
+static uint64_t kernel_again(struct tp_gpu *gpu, bool to_device) {
+    uint64_t again_ms = atomic_load_explicit(&gpu->kernel_again_ms, memory_order_relaxed);
+    if (again_ms == 0 || tp_now_ms() < again_ms)
+        return 0;
+    if (atomic_compare_exchange_strong(&gpu->kernel_again_ms, &again_ms, 0)) {
+        for (unsigned i = 0; i < 2; i++)
+            atomic_store(&gpu->kernel_max[i], atomic_load(&gpu->kernel_limit[i]));
+    }
+    return atomic_load_explicit(&gpu->kernel_max[to_device], memory_order_relaxed);
+}
+
+uint64_t tp_gpu_kernel_max(struct tp_gpu *gpu, bool to_device) {
+    uint64_t most = atomic_load_explicit(&gpu->kernel_max[to_device], memory_order_relaxed);
+    return most ? most : kernel_again(gpu, to_device);
 }
 
 void tp_gpu_set_kernel_max(struct tp_gpu *gpu, bool to_device, uint64_t bytes) {
@@ -422,12 +448,23 @@ static tp_cu_result send_engine(const struct tp_cuda *cuda, const struct tp_copy
 }
 
 static void give_kernel_up(struct tp_gpu *gpu, tp_cu_result why) {
-    if (tp_gpu_kernel_max(gpu, false) || tp_gpu_kernel_max(gpu, true))
+    uint64_t limit[2] = {atomic_exchange(&gpu->kernel_max[0], 0),
+                         atomic_exchange(&gpu->kernel_max[1], 0)};
+    bool again = why == TP_CUDA_ERROR_OUT_OF_MEMORY;
+    if (!limit[0] && !limit[1]) /* another thread was faster */
+        return;
+    uint32_t failures = atomic_fetch_add(&gpu->kernel_failures, 1);
+    if (failures == 0 || !again)
         tp_log(TP_LOG_WARN,
-               "GPU %d: the copy kernel cannot be started (%s); its copy engines do all copies",
-               gpu->device, tp_cuda_error(why));
-    tp_gpu_set_kernel_max(gpu, false, 0);
-    tp_gpu_set_kernel_max(gpu, true, 0);
+               "GPU %d: the copy kernel cannot be started (%s); its copy engines do all copies%s",
+               gpu->device, tp_cuda_error(why), again ? " until it is tried again" : "");
+    if (!again)
+        return;
+    for (unsigned i = 0; i < 2; i++) {
+        if (limit[i]) /* else another thread is about to use it again */
+            atomic_store(&gpu->kernel_limit[i], limit[i]);
+    }
+    atomic_store(&gpu->kernel_again_ms, tp_now_ms() + retry_ms(failures));
 }
 
 static bool settle_lane(const struct lane *lane, const struct tp_cuda *cuda) {

@@ -36,8 +36,9 @@ void tp_gpu_give_up(struct tp_gpu *gpu, const char *why);
 
 int tp_gpu_device(const struct tp_gpu *gpu);
 
-/* The largest copy that the kernel shall do, for this direction; 0: none. */
-uint64_t tp_gpu_kernel_max(const struct tp_gpu *gpu, bool to_device);
+/* The largest copy that the kernel shall do, for this direction; 0: none. After it could not be
+ * started for want of memory, none for a while. */
+uint64_t tp_gpu_kernel_max(struct tp_gpu *gpu, bool to_device);
 void tp_gpu_set_kernel_max(struct tp_gpu *gpu, bool to_device, uint64_t bytes);
 
 /* Has it been found out, as far as it can be? Until then the limits above may still change. */

@@ -354,6 +354,25 @@ Test(device_faults, launch, .timeout = 60) {
     expect(KERNEL, "cuLaunchKernel:*=701", TP_DEVICE_DONE, true);
     cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
 }
+Test(device_faults, launch_without_memory, .timeout = 60) {
+    bool usable;
+    uint64_t seed = 12;
+    struct tp_device_job job = {0};
+    cr_assert_eq(fail(KERNEL, "cuLaunchKernel:1=2", &usable), TP_DEVICE_DONE);
+    cr_assert(usable);
+    struct random_copies copies = {.mapped = true,
+                                   .gpu = device_memory(50000),
+                                   .host = pinned_memory(50000),
+                                   .room = 50000,
+                                   .count = 50,
+                                   .largest = 900};
+    cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
+    for (uint64_t end = tp_now_ms() + 10000; !counted(TP_KERNEL_BYTES) && tp_now_ms() < end;)
+        cr_assert_eq(run_random(&copies, &job, &seed), TP_DEVICE_DONE);
+    cr_assert_gt(counted(TP_KERNEL_BYTES), 0, "it is used again");
+    tp_device_release(&job);
+    no_violation();
+}
 Test(device_faults, batch, .timeout = 60) {
     expect(DMA, "cuMemcpyBatchAsync:*=801", TP_DEVICE_DONE, true);
 }
@@ -460,6 +479,18 @@ Test(device_faults, module, .timeout = 60) {
 }
 Test(device_faults, function, .timeout = 60) {
     fail_making("cuModuleGetFunction:*=500", true);
+}
+Test(device_faults, module_without_memory, .timeout = 60) {
+    fail_making("cuModuleLoadData:1=2", false);
+}
+Test(device_faults, module_never_with_memory, .timeout = 60) {
+    struct tp_device_job job = {0};
+    load_driver(KERNEL);
+    (void)use_device(0);
+    cr_assert_eq(DRIVER(fakecuda_set_failures)("cuModuleLoadData:*=2"), 0);
+    cr_assert_not_null(wait_gpu(0, 30000), "it is done without in the end");
+    tp_device_release(&job);
+    no_violation();
 }
 Test(device_faults, streams, .timeout = 60) {
     fail_making("cuStreamCreateWithPriority:3=2", false);
