@@ -101,10 +101,9 @@ static enum tp_counter memory_reason(struct plan *plan, const struct tp_request 
         *ret_device = ON_HOST;
         return LOCAL;
     case TP_MEMORY_DEVICE:
-        if (tp_config()->engine.device_copy) {
-            (void)tp_gpu_get(*ret_device); /* starts making it ready, if nothing has yet */
+        /* Asking starts making it ready, if nothing has yet. */
+        if (tp_config()->engine.device_copy && !tp_gpu_rests(*ret_device))
             return LOCAL;
-        }
         break;
     case TP_MEMORY_UNKNOWN:
         break;

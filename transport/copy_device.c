@@ -262,6 +262,8 @@ static void start_group(struct tp_device_group *group) {
         tp_stage_start(&group->staged, gpu, group->to_device);
     for (int method = 0; method < TP_GPU_METHODS && !group->failed; method++)
         group->failed = !gpu || !start_method(group, gpu, (enum tp_gpu_method)method, kernel_max);
+    if (gpu && group->failed)
+        tp_gpu_rest(gpu, "no memory or no event for more copies");
     release_ops(group); /* the waves hold what they need */
     if (tp_wave_gathering()) {
         tp_wave_wake_flusher();

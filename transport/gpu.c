@@ -57,9 +57,10 @@ struct tp_gpu {
     _Atomic uint64_t kernel_again_ms; /* then; 0: never */
     _Atomic uint32_t kernel_failures;
     _Atomic bool calibrated;
-    _Atomic bool lost;  /* its context no longer works: nothing more is sent */
-    bool pageable;      /* reads any memory of the process by itself (HMM, ATS) */
-    bool host_pointers; /* registered memory has one address for the CPU and for it */
+    _Atomic bool lost;               /* its context no longer works: nothing more is sent */
+    _Atomic uint64_t rests_until_ms; /* CLOCK_MONOTONIC; 0: it does not rest */
+    bool pageable;                   /* reads any memory of the process by itself (HMM, ATS) */
+    bool host_pointers;              /* registered memory has one address for the CPU and for it */
 };
 
 enum gpu_state { GPU_IDLE, GPU_BEGUN };
@@ -78,13 +79,17 @@ struct visit {
     int mode;
 };
 
-static bool enter(const struct tp_gpu *gpu, struct visit *ret_visit) {
+static tp_cu_result try_enter(const struct tp_gpu *gpu, struct visit *ret_visit) {
     ret_visit->cuda = tp_cuda(false, NULL);
     ret_visit->mode = tp_cuda_begin(ret_visit->cuda);
-    if (ret_visit->cuda->context_push(gpu->context) == TP_CUDA_SUCCESS)
-        return true;
-    tp_cuda_end(ret_visit->cuda, ret_visit->mode);
-    return false;
+    tp_cu_result result = ret_visit->cuda->context_push(gpu->context);
+    if (result != TP_CUDA_SUCCESS)
+        tp_cuda_end(ret_visit->cuda, ret_visit->mode);
+    return result;
+}
+
+static bool enter(const struct tp_gpu *gpu, struct visit *ret_visit) {
+    return try_enter(gpu, ret_visit) == TP_CUDA_SUCCESS;
 }
 
 static void leave(const struct visit *visit) {
@@ -267,6 +272,25 @@ struct tp_gpu *tp_gpu_get(int device) {
     if (!gpu)
         tp_gpu_prepare(device);
     return gpu && !atomic_load_explicit(&gpu->lost, memory_order_relaxed) ? gpu : NULL;
+}
+
+bool tp_gpu_rests(int device) {
+    struct tp_gpu *gpu = tp_gpu_get(device);
+    uint64_t until = gpu ? atomic_load_explicit(&gpu->rests_until_ms, memory_order_relaxed) : 0;
+    if (until && tp_now_ms() >= until) {
+        atomic_store_explicit(&gpu->rests_until_ms, 0, memory_order_relaxed);
+        until = 0;
+    }
+    return until != 0;
+}
+
+void tp_gpu_rest(struct tp_gpu *gpu, const char *why) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    atomic_store_explicit(&gpu->rests_until_ms, tp_now_ms() + RETRY_MS, memory_order_relaxed);
+    tp_log_once(&said, TP_LOG_WARN,
+                "GPU %d: %s (is its memory, or the host's, used up?); transfers failed, and "
+                "further ones are left to Mooncake for a second each time",
+                gpu->device, why);
 }
 
 void tp_gpu_give_up(struct tp_gpu *gpu, const char *why) {
@@ -490,13 +514,14 @@ static tp_cu_result send(struct tp_gpu *gpu, struct lane *lane, enum tp_gpu_meth
                          const struct tp_copy_op *ops, uint32_t count, uint64_t *scratch,
                          tp_cu_event event) {
     struct visit visit;
-    if (!enter(gpu, &visit)) {
-        atomic_store_explicit(&gpu->lost, true, memory_order_relaxed);
-        return TP_CUDA_ERROR_INVALID_CONTEXT;
+    tp_cu_result result = try_enter(gpu, &visit);
+    if (result != TP_CUDA_SUCCESS) {
+        if (result != TP_CUDA_ERROR_OUT_OF_MEMORY) /* which comes back */
+            tp_gpu_give_up(gpu, "its context cannot be used any more");
+        return result;
     }
     uint32_t turn = atomic_fetch_add_explicit(&lane->turn, 1, memory_order_relaxed);
     tp_cu_stream stream = lane->streams[turn % STREAMS];
-    tp_cu_result result = TP_CUDA_SUCCESS;
     if (*method == TP_GPU_KERNEL) {
         result = send_kernel(gpu, visit.cuda, ops, count, stream);
         if (result != TP_CUDA_SUCCESS) {

@@ -31,6 +31,11 @@ struct tp_gpu *tp_gpu_get(int device);
  */
 void tp_gpu_prepare(int device);
 
+/* A copy found no memory: for a second, no more are to be planned; what is planned goes on. One
+ * line says why. / Is it so now? One load, two while it rests. */
+void tp_gpu_rest(struct tp_gpu *gpu, const char *why);
+bool tp_gpu_rests(int device);
+
 /* No more copies by this GPU: later requests are Mooncake's. One line says why. */
 void tp_gpu_give_up(struct tp_gpu *gpu, const char *why);
 

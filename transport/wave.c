@@ -96,8 +96,6 @@ static struct tp_wave *new_wave(struct tp_wave_queue *queue, struct tp_gpu *gpu)
             continue;
         return wave;
     }
-    if (!wave->event)
-        tp_gpu_give_up(gpu, "no event can be made");
     free_ops(wave);
     tp_gpu_event_free(gpu, wave->event);
     free(wave->held);

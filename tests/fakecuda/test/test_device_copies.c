@@ -399,6 +399,9 @@ Test(device_faults, pinned_memory, .timeout = 60) {
 Test(device_faults, push_for_the_send, .timeout = 60) {
     expect(DMA, "cuCtxPushCurrent:1=201", TP_DEVICE_FAILED, false);
 }
+Test(device_faults, push_for_the_send_without_memory, .timeout = 60) {
+    expect(DMA, "cuCtxPushCurrent:1=2", TP_DEVICE_FAILED, true);
+}
 Test(device_faults, push_for_the_query, .timeout = 60) {
     expect(DMA, "cuCtxPushCurrent:2=201", TP_DEVICE_DONE, true);
 }
@@ -420,9 +423,15 @@ Test(device_faults, no_event_for_one_more_wave, .timeout = 60) {
     tp_device_start(&job);
     cr_assert_eq(finish(&job), TP_DEVICE_FAILED);
     tp_device_reset(&job);
-    cr_assert_null(tp_gpu_get(0), "later requests are Mooncake's");
-    cr_assert_eq(tp_device_add(&job, 0, true, true, (void *)(uintptr_t)gpu, host, 1, &group),
-                 -ENODEV);
+    cr_assert(tp_gpu_rests(0), "what is asked for now is Mooncake's");
+    cr_assert_eq(DRIVER(fakecuda_set_failures)(""), 0);
+    for (uint64_t end = tp_now_ms() + 10000; tp_gpu_rests(0) && tp_now_ms() < end;)
+        usleep(1000);
+    cr_assert_not(tp_gpu_rests(0));
+    cr_assert_eq(tp_device_add(&job, 0, true, true, (void *)(uintptr_t)gpu, host, 1, &group), 0);
+    tp_device_start(&job);
+    cr_assert_eq(finish(&job), TP_DEVICE_DONE);
+    tp_device_reset(&job);
     tp_device_release(&job);
     no_violation();
 }
