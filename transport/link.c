@@ -445,6 +445,24 @@ static unsigned wants_in_flight(const struct tp_link *link) {
     return count;
 }
 
+/*
+ * May a withdrawn segment be dropped? Who took a reference before it was withdrawn may look at it,
+ * and who takes one later too, for a moment, as at all segments. As in peer.c either such a one is
+ * seen here, or it sees what is written here.
+ */
+static bool may_drop(struct tp_peer *peer, struct tp_peer_segment *segment) {
+    if (atomic_load(&segment->state) == TP_SEGMENT_DROPPED)
+        return true;
+    if (atomic_load(&segment->state) != TP_SEGMENT_GONE || peer->jobs != 0 ||
+        atomic_load(&peer->refs) != 0)
+        return false;
+    atomic_store(&segment->state, TP_SEGMENT_DROPPED);
+    if (atomic_load(&peer->refs) == 0)
+        return true;
+    atomic_store(&segment->state, TP_SEGMENT_GONE);
+    return false;
+}
+
 /* Let go of withdrawn segments, and count those whose pieces can be asked for. */
 static unsigned look_at_segments(struct tp_link *link, bool *ready) {
     struct tp_peer *peer = link->peer;
@@ -452,10 +470,10 @@ static unsigned look_at_segments(struct tp_link *link, bool *ready) {
     unsigned count = 0;
     for (uint32_t i = 0; i < high; i++) {
         struct tp_peer_segment *segment = &peer->segments[i];
-        uint32_t state = atomic_load(&segment->state);
-        if (state == TP_SEGMENT_GONE && peer->jobs == 0 && atomic_load(&peer->refs) == 0)
+        if (may_drop(peer, segment))
             tp_import_drop(segment);
-        ready[i] = state == TP_SEGMENT_LIVE && tp_import_ready(peer, segment);
+        ready[i] =
+            atomic_load(&segment->state) == TP_SEGMENT_LIVE && tp_import_ready(peer, segment);
         count += ready[i];
     }
     return count;
@@ -539,7 +557,8 @@ bool tp_link_held(const struct tp_link *link) {
         return false;
     uint32_t high = atomic_load(&link->peer->segment_high);
     for (uint32_t i = 0; i < high; i++) {
-        if (atomic_load(&link->peer->segments[i].state) == TP_SEGMENT_GONE)
+        uint32_t state = atomic_load(&link->peer->segments[i].state);
+        if (state == TP_SEGMENT_GONE || state == TP_SEGMENT_DROPPED)
             return true;
     }
     return false;

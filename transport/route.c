@@ -103,13 +103,18 @@ enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t byte
     return TP_ROUTE_OUT_OF_RANGE;
 }
 
+/* Withdrawn or not: what was routed before stays until its reference is gone. */
+static bool is_there(struct tp_peer_segment *segment) {
+    uint32_t state = atomic_load(&segment->state);
+    return state == TP_SEGMENT_LIVE || state == TP_SEGMENT_GONE;
+}
+
 /* The CUDA memory that this routed address lies in, NULL: none. */
 static struct tp_peer_segment *cumem_at(struct tp_peer *peer, const void *address) {
     uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
     for (uint32_t i = 0; i < high; i++) {
         struct tp_peer_segment *segment = &peer->segments[i];
-        if (atomic_load(&segment->state) == TP_SEGMENT_EMPTY ||
-            segment->message.kind != TP_WIRE_CUMEM)
+        if (!is_there(segment) || segment->message.kind != TP_WIRE_CUMEM)
             continue;
         uintptr_t start = (uintptr_t)atomic_load_explicit(&segment->address, memory_order_relaxed);
         if (start && (uintptr_t)address - start < segment->message.map_bytes)
@@ -146,8 +151,10 @@ struct tp_chunks *tp_peer_chunks(struct tp_peer *peer, const void *address) {
     uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
     for (uint32_t i = 0; i < high; i++) {
         struct tp_peer_segment *segment = &peer->segments[i];
+        if (!is_there(segment))
+            continue;
         struct tp_chunks *chunks = atomic_load_explicit(&segment->chunks, memory_order_relaxed);
-        if (atomic_load(&segment->state) == TP_SEGMENT_EMPTY || !chunks)
+        if (!chunks)
             continue;
         uintptr_t start = (uintptr_t)atomic_load_explicit(&segment->address, memory_order_relaxed);
         if ((uintptr_t)address - start < segment->message.map_bytes)

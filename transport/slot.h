@@ -9,7 +9,8 @@
  * | alive                           | before the generation; false at once at end of file    |
  * | name, self                      | before the generation                                  |
  * | segments[].state                | LIVE after the entry's other fields; GONE at once when |
- * |                                 | withdrawn; EMPTY when unmapped                         |
+ * |                                 | withdrawn; DROPPED without references; EMPTY when      |
+ * |                                 | unmapped                                               |
  * | segments[].opened[i], mapped[i] | after piece i is mapped, in this order                 |
  * | segments[].open_to_all          | when all are mapped, and again when one was opened     |
  * | refs, missed[i], tickets        | by any thread                                          |
@@ -25,7 +26,12 @@
 #include "transport/names.h"
 #include "transport/peer.h"
 
-enum tp_segment_state { TP_SEGMENT_EMPTY, TP_SEGMENT_LIVE, TP_SEGMENT_GONE };
+enum tp_segment_state {
+    TP_SEGMENT_EMPTY,
+    TP_SEGMENT_LIVE,
+    TP_SEGMENT_GONE,
+    TP_SEGMENT_DROPPED, /* being unmapped: nobody looks at it any more */
+};
 
 enum tp_piece_stage {
     TP_PIECE_ABSENT,

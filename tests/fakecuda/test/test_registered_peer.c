@@ -4,6 +4,8 @@
  * under a copy. */
 #include "device_rig.h"
 #include "rig.h"
+#include "segment/wire.h"
+#include "transport/engine.h"
 #include "transport/peer.h"
 
 #include <criterion/criterion.h>
@@ -352,6 +354,30 @@ Test(registered_peer, a_withdrawn_segments_chunks_go, .timeout = 60) {
     cr_assert(becomes(TP_REGISTERED_BYTES, 0));
     no_violation();
     fake_end(&store);
+}
+
+/* It takes long, and whoever comes meanwhile must not see what is about to be freed. */
+Test(registered_peer, a_withdrawn_segments_chunks_are_nobodys_while_they_go, .timeout = 60) {
+    start(REGISTER, FAKE_GONE);
+    char *address = mapped_address();
+    struct tp_peer *peer = tp_peer_at(0);
+    register_all();
+    cr_assert_not_null(tp_peer_chunks(peer, address));
+    cr_assert_eq(DRIVER(fakecuda_set_delays)("cuMemHostUnregister=100000"), 0);
+    for (uint64_t end = tp_now_ms() + 10000;
+         counted(TP_REGISTERED_BYTES) == BYTES && tp_now_ms() < end;)
+        usleep(1000);
+    cr_assert_gt(counted(TP_REGISTERED_BYTES), 0, "it has only begun");
+    struct tp_name *name = tp_engine_name(engine, 1);
+    bool gone = false;
+    cr_assert_eq(tp_route_peer(name, &gone), peer);
+    cr_assert_null(tp_peer_chunks(peer, address));
+    /* Nor does a reference that came later keep it. */
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    cr_assert(unmapped(address));
+    tp_peer_release(peer);
+    fake_end(&store);
+    no_violation();
 }
 
 Test(registered_peer, nothing_is_registered_unless_asked_for, .timeout = 60) {
