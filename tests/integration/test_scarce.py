@@ -74,6 +74,14 @@ def engine_with(cluster, start, store, case, attaches):
             return any(client["pid"] == engine.pid and client["pieces"] for client in cluster.counters(store).clients)
 
         status.until(attached, lambda: f"{case}: it attaches\n{engine.log[-2000:]}", 8)
+
+        def goes_short(numbers=itertools.count(10)):
+            before = cluster.counters(engine)["forward_bytes"]
+            moves(engine, next(numbers))
+            return cluster.counters(engine)["forward_bytes"] == before
+
+        if case.startswith("allocate"):  # what else is short may be what its counters are asked by
+            status.until(goes_short, lambda: f"{case}: it goes the short way\n{engine.log[-2000:]}", 20)
     moves(engine, 1)
     lines = said_well(engine)
     assert attaches or lines, f"{case}: nothing was said"

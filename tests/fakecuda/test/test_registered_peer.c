@@ -380,6 +380,44 @@ Test(registered_peer, a_withdrawn_segments_chunks_are_nobodys_while_they_go, .ti
     no_violation();
 }
 
+/* ---- what runs out and comes back ---- */
+
+static _Atomic int chunks_refused;
+struct tp_chunks *__real_tp_chunks_new(char *address, const struct tp_msg_segment *message,
+                                       const atomic_uchar *mapped);
+struct tp_chunks *__wrap_tp_chunks_new(char *address, const struct tp_msg_segment *message,
+                                       const atomic_uchar *mapped);
+
+struct tp_chunks *__wrap_tp_chunks_new(char *address, const struct tp_msg_segment *message,
+                                       const atomic_uchar *mapped) {
+    bool refused = atomic_exchange(&chunks_refused, 0) != 0;
+    return refused ? NULL : __real_tp_chunks_new(address, message, mapped);
+}
+
+Test(registered_peer, no_memory_for_chunks_at_first, .timeout = 60) {
+    atomic_store(&chunks_refused, 1);
+    start(REGISTER, FAKE_GOOD);
+    cr_assert_eq(atomic_load(&chunks_refused), 0);
+    register_all();
+    fake_end(&store);
+    no_violation();
+}
+
+Test(registered_peer, a_gpu_that_rests_is_left_to_mooncake_and_comes_back, .timeout = 60) {
+    struct rig_request r;
+    struct tp_submit begun;
+    start(REGISTER, FAKE_GOOD);
+    r = rig_make(TP_OP_READ, gpu_at(0), 1, FAKE_BASE, BYTES);
+    tp_gpu_rest(tp_gpu_get(0), "a test has said so");
+    cr_assert_eq(rig_begin(engine, 0xc0, 1, &r, 1, &begun), TP_PLAN_NONE);
+    cr_assert_eq(counted(TP_FALLBACK_DEVICE_MEMORY), 1);
+    for (uint64_t end = tp_now_ms() + 10000; tp_gpu_rests(0) && tp_now_ms() < end;)
+        usleep(1000);
+    register_all();
+    fake_end(&store);
+    no_violation();
+}
+
 Test(registered_peer, nothing_is_registered_unless_asked_for, .timeout = 60) {
     start("", FAKE_GOOD);
     submit_one(0x60, TP_OP_READ, 0, BYTES);
