@@ -23,31 +23,50 @@
 #include "env/env.h"
 
 #define DEVICES 64
+#define RETRY_MS UINT64_C(1000)
+#define RETRY_DOUBLED 8 /* after each failure, so many times: about 4 minutes */
 
-/* The peer thread's own: what failed once is not tried again. */
-static bool given_up;
+/* The peer thread's own. What this driver has not is not asked for again; memory and fds, without
+ * which it cannot be loaded or started, come back. */
+static struct {
+    bool given_up;
+    unsigned failures;
+    uint64_t next_ms; /* CLOCK_MONOTONIC */
+} start;
 
-static void give_up(const char *what, const char *why) {
-    given_up = true;
+static void say(const char *what, const char *why, const char *how_long) {
     tp_log(TP_LOG_INFO,
-           "a store publishes CUDA host memory, and %s%s%s: its transfers are left to Mooncake",
-           what, *why ? ": " : "", why);
+           "a store publishes CUDA host memory, and %s%s%s: its transfers are left to Mooncake%s",
+           what, *why ? ": " : "", why, how_long);
+}
+
+static void give_up(const char *what) {
+    start.given_up = true;
+    say(what, "", "");
+}
+
+static void try_later(const char *what, const char *why) {
+    unsigned doublings = start.failures < RETRY_DOUBLED ? start.failures : RETRY_DOUBLED;
+    start.next_ms = tp_now_ms() + (RETRY_MS << doublings);
+    if (start.failures++ == 0)
+        say(what, why, ", and it is tried again");
 }
 
 bool tp_vmm_usable(bool initialise) {
-    if (given_up)
+    if (start.given_up)
         return false;
     bool unusable = false;
+    initialise = initialise && tp_now_ms() >= start.next_ms;
     const struct tp_cuda *cuda = tp_cuda(initialise, &unusable);
     if (!cuda) {
         if (unusable)
-            give_up("this CUDA driver lacks what is needed", "");
+            give_up("this CUDA driver lacks what is needed");
         else if (initialise)
-            give_up("this process cannot load libcuda.so.1", "");
+            try_later("this process cannot load libcuda.so.1", "");
         return false;
     }
     if (!tp_cuda_has(TP_CUDA_VMM) || !cuda->init) {
-        give_up("this CUDA driver has no virtual memory management", "");
+        give_up("this CUDA driver has no virtual memory management");
         return false;
     }
     if (tp_cuda_initialised())
@@ -56,7 +75,7 @@ bool tp_vmm_usable(bool initialise) {
         return false;
     tp_cu_result result = cuda->init(0);
     if (result != TP_CUDA_SUCCESS)
-        give_up("cuInit failed", tp_cuda_error(result));
+        try_later("cuInit failed", tp_cuda_error(result));
     return result == TP_CUDA_SUCCESS;
 }
 

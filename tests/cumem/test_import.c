@@ -301,6 +301,26 @@ Test(cumem_import, addresses_that_are_refused_once_are_asked_for_again, .timeout
 }
 
 /* Tried at once, after one second and after two more: never a flood. */
+Test(cumem_import, cuda_that_cannot_be_initialised_once_is_tried_again, .timeout = 30) {
+    start();
+    double_fail("cuInit:1=2");
+    cr_assert_not(reaches(0, 300));
+    cr_assert(all_mapped());
+    kill_store();
+    double_proper(0);
+}
+
+Test(cumem_import, cuda_that_the_host_initialises_later_is_used, .timeout = 30) {
+    start();
+    double_fail("cuInit:*=2");
+    cr_assert_not(reaches(0, 300));
+    double_fail("");
+    cr_assert_eq(DOUBLE(int, "cuInit", (unsigned))(0), 0);
+    cr_assert(reaches(0, 1200), "without waiting for a next try of ours");
+    kill_store();
+    double_proper(0);
+}
+
 Test(cumem_import, what_goes_on_failing_is_tried_ever_later, .timeout = 30) {
     start();
     double_fail("cuMemMap:*=2");
