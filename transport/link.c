@@ -385,9 +385,14 @@ enum tp_link_end tp_link_read(struct tp_link *link, const struct tp_link_self *s
         }
         if (error)
             return TP_LINK_EOF;
-        enum tp_link_end end = handle(link, &message, fds, fd_count, self);
+        /* A child must not keep a store's memory. */
         for (unsigned i = 0; i < fd_count; i++)
+            (void)tp_fork_close_add(fds[i]);
+        enum tp_link_end end = handle(link, &message, fds, fd_count, self);
+        for (unsigned i = 0; i < fd_count; i++) {
+            tp_fork_close_remove(fds[i]);
             close(fds[i]);
+        }
         if (end != TP_LINK_LIVES)
             return end;
     }

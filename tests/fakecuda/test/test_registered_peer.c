@@ -380,6 +380,55 @@ Test(registered_peer, a_withdrawn_segments_chunks_are_nobodys_while_they_go, .ti
     no_violation();
 }
 
+/* ---- a fork while a piece is being mapped ---- */
+
+static _Atomic bool hold_up, held_up;
+int __real_tp_steady_check(int fd, uint64_t bytes);
+int __wrap_tp_steady_check(int fd, uint64_t bytes);
+
+int __wrap_tp_steady_check(int fd, uint64_t bytes) {
+    if (atomic_exchange(&hold_up, false)) {
+        atomic_store(&held_up, true);
+        usleep(1000000);
+    }
+    return __real_tp_steady_check(fd, bytes);
+}
+
+static int memory_fds(void) {
+    int count = 0;
+    for (int fd = 0; fd < 256; fd++) {
+        char path[32];
+        char target[64] = "";
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        count += readlink(path, target, sizeof(target) - 1) > 0 &&
+                 strncmp(target, "/memfd:fake ", 12) == 0;
+    }
+    return count;
+}
+
+static void *fork_meanwhile(void *ret_count) {
+    int status = -1;
+    while (!atomic_load(&held_up))
+        usleep(1000);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(memory_fds());
+    must(waitpid(child, &status, 0) == child, "the child ends");
+    *(int *)ret_count = WEXITSTATUS(status);
+    return NULL;
+}
+
+Test(registered_peer, a_child_of_a_fork_has_no_fd_of_a_stores_memory, .timeout = 60) {
+    pthread_t forker;
+    int inherited = -1;
+    atomic_store(&hold_up, true);
+    cr_assert_eq(pthread_create(&forker, NULL, fork_meanwhile, &inherited), 0);
+    start(REGISTER, FAKE_GOOD);
+    pthread_join(forker, NULL);
+    cr_assert_eq(inherited, 0, "%d", inherited);
+    fake_end(&store);
+}
+
 /* ---- what runs out and comes back ---- */
 
 static _Atomic int chunks_refused;
