@@ -36,6 +36,7 @@
 #define PREFAULT_BYTES (UINT64_C(16) << 20)
 #define RETRY_S 1 /* doubled after each failure */
 #define RETRY_MAX_S 30
+#define DROP_TRIES 10 /* 50 ms apart */
 
 static void segment_free(struct tp_peer_segment *segment) {
     free(segment->mapped);
@@ -145,6 +146,7 @@ int tp_import_begin(struct tp_peer_segment *segment, const struct tp_msg_segment
     segment->next_piece = 0;
     segment->next_open = 0;
     segment->tickets_seen = 0;
+    segment->drop_tries = 0;
     segment->prefault_piece = 0;
     segment->prefault_offset = 0;
     atomic_store(&segment->mapped_count, 0);
@@ -432,16 +434,26 @@ bool tp_import_open(struct tp_peer *peer, struct tp_peer_segment *segment, bool 
     return true;
 }
 
-static void drop_cumem(struct tp_peer_segment *segment) {
+/* False: the driver has refused to unmap a piece, and it is tried again. What it goes on refusing
+ * stays, and its addresses are nobody's any more. */
+static bool drop_cumem(struct tp_peer_segment *segment) {
     const struct tp_msg_segment *message = &segment->message;
+    bool unmapped = true;
     if (!segment->reserved)
-        return;
+        return true;
     for (uint32_t i = 0; i < message->piece_count; i++) {
-        if (atomic_load(&segment->mapped[i]))
-            tp_vmm_unmap(segment->address + i * message->piece_bytes,
-                         tp_wire_piece_bytes(message, i));
+        if (!atomic_load(&segment->mapped[i]))
+            continue;
+        if (tp_vmm_unmap(segment->address + i * message->piece_bytes,
+                         tp_wire_piece_bytes(message, i)))
+            atomic_store(&segment->mapped[i], 0);
+        else
+            unmapped = false;
     }
+    if (!unmapped)
+        return ++segment->drop_tries >= DROP_TRIES;
     tp_vmm_unreserve(segment->reserved, segment->reserved_bytes);
+    return true;
 }
 
 /* Addresses that nothing else may get. */
@@ -468,9 +480,9 @@ void tp_import_drop(struct tp_peer_segment *segment) {
     bool stuck = false;
     if (segment->chunks && !tp_chunks_drop(segment->chunks, &stuck))
         return;
-    if (is_cumem(segment))
-        drop_cumem(segment);
-    else if (segment->reserved)
+    if (is_cumem(segment) && !drop_cumem(segment))
+        return;
+    if (!is_cumem(segment) && segment->reserved)
         drop_mapped(segment, stuck);
     segment_free(segment);
     atomic_store(&segment->state, TP_SEGMENT_EMPTY);

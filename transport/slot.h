@@ -65,6 +65,7 @@ struct tp_peer_segment {
     uint32_t tickets_seen; /* no piece with a ticket up to this one waits */
     uint32_t next_open;    /* CUDA memory: pieces before it are open to all of peer->opening */
     uint8_t *stages;       /* one a piece: enum tp_piece_stage */
+    unsigned drop_tries;   /* CUDA memory: times that the driver has refused to unmap it */
 };
 
 struct tp_peer {
@@ -145,7 +146,8 @@ bool tp_import_prefault(struct tp_peer_segment *segment);
 bool tp_import_ready(struct tp_peer *peer, struct tp_peer_segment *segment);
 
 /* Unmap and free everything; nothing may refer to it. The entry is empty then, or it is not yet:
- * what is registered with CUDA is let go in bounded slices, and one more call is needed. */
+ * what is registered with CUDA is let go in bounded slices, what the driver refuses is tried again,
+ * and one more call is needed. */
 void tp_import_drop(struct tp_peer_segment *segment);
 
 #endif

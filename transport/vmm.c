@@ -24,6 +24,7 @@
 
 #define DEVICES 64
 #define RETRY_MS UINT64_C(1000)
+#define RELEASE_TRIES 3
 #define RETRY_DOUBLED 8 /* after each failure, so many times: about 4 minutes */
 
 /* The peer thread's own. What this driver has not is not asked for again; memory and fds, without
@@ -128,7 +129,9 @@ static tp_cu_result import(const struct tp_cuda *cuda, const char *address, uint
         return result;
     *ret_call = "cuMemMap";
     result = cuda->vmm_map((uintptr_t)address, bytes, 0, handle, 0);
-    (void)cuda->vmm_release(handle);
+    /* What is not released is held for the life of the process. */
+    for (int i = 0; i < RELEASE_TRIES && cuda->vmm_release(handle) != TP_CUDA_SUCCESS; i++)
+        continue;
     return result;
 }
 
@@ -199,11 +202,19 @@ uint64_t tp_vmm_open(char *address, uint64_t bytes, uint64_t devices) {
     return opened;
 }
 
-void tp_vmm_unmap(char *address, uint64_t bytes) {
+bool tp_vmm_unmap(char *address, uint64_t bytes) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
     const struct tp_cuda *cuda = tp_cuda(false, NULL);
     int mode = tp_cuda_begin(cuda);
-    (void)cuda->vmm_unmap((uintptr_t)address, bytes);
+    tp_cu_result result = cuda->vmm_unmap((uintptr_t)address, bytes);
     tp_cuda_end(cuda, mode);
+    if (result != TP_CUDA_SUCCESS)
+        tp_log_once(
+            &said, TP_LOG_WARN,
+            "cannot let go of %llu MiB of a store's CUDA host memory: cuMemUnmap: %s; it is "
+            "tried again for a while",
+            (unsigned long long)bytes >> 20, tp_cuda_error(result));
+    return result == TP_CUDA_SUCCESS;
 }
 
 uint64_t tp_vmm_active_devices(void) {

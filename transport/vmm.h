@@ -31,8 +31,9 @@ int tp_vmm_map(char *address, uint64_t bytes, int fd, uint64_t devices, uint64_t
  * one line was logged for others. */
 uint64_t tp_vmm_open(char *address, uint64_t bytes, uint64_t devices);
 
-/* Unmap a piece: its memory goes when the store and all others have let go of it. */
-void tp_vmm_unmap(char *address, uint64_t bytes);
+/* Unmap a piece: its memory goes when the store and all others have let go of it. False: refused,
+ * with one line logged. */
+bool tp_vmm_unmap(char *address, uint64_t bytes);
 
 /* The GPUs whose primary context this process has made active, a bit each. */
 uint64_t tp_vmm_active_devices(void);

@@ -321,6 +321,35 @@ Test(cumem_import, cuda_that_the_host_initialises_later_is_used, .timeout = 30) 
     double_proper(0);
 }
 
+static void check_that_it_goes(const char *rules) {
+    start();
+    double_fail(rules);
+    cr_assert(all_mapped());
+    kill_store();
+    for (uint64_t end = tp_now_ms() + 5000; double_mappings() > 0 && tp_now_ms() < end;)
+        usleep(1000);
+    cr_assert_eq(double_mappings(), 0, "%s", rules);
+    double_proper(0);
+}
+
+Test(cumem_import, memory_that_is_not_unmapped_once_goes_later, .timeout = 30) {
+    check_that_it_goes("cuMemUnmap:2=2");
+}
+
+Test(cumem_import, a_handle_that_is_not_released_once_goes_too, .timeout = 30) {
+    check_that_it_goes("cuMemRelease:2=2");
+}
+
+Test(cumem_import, what_is_never_unmapped_keeps_its_addresses, .timeout = 30) {
+    start();
+    cr_assert(all_mapped());
+    double_fail("cuMemUnmap:*=2");
+    kill_store();
+    usleep(1500000);
+    double_fail("");
+    double_proper(0);
+}
+
 Test(cumem_import, what_goes_on_failing_is_tried_ever_later, .timeout = 30) {
     start();
     double_fail("cuMemMap:*=2");
