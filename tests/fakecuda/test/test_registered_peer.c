@@ -363,7 +363,7 @@ Test(registered_peer, a_withdrawn_segments_chunks_are_nobodys_while_they_go, .ti
     struct tp_peer *peer = tp_peer_at(0);
     register_all();
     cr_assert_not_null(tp_peer_chunks(peer, address));
-    cr_assert_eq(DRIVER(fakecuda_set_delays)("cuMemHostUnregister=100000"), 0);
+    cr_assert_eq(DRIVER(fakecuda_set_delays)("cuMemHostUnregister=500000"), 0);
     for (uint64_t end = tp_now_ms() + 10000;
          counted(TP_REGISTERED_BYTES) == BYTES && tp_now_ms() < end;)
         usleep(1000);
