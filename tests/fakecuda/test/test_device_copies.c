@@ -311,6 +311,16 @@ Test(device_copies, a_capture_of_another_thread_stays_valid, .timeout = 60) {
 /* ---- a driver that fails
  * --------------------------------------------------------------------------------- */
 
+/* What a kernel does, where there is one. */
+static struct random_copies small_copies(void) {
+    return (struct random_copies){.mapped = true,
+                                  .gpu = device_memory(50000),
+                                  .host = pinned_memory(50000),
+                                  .room = 50000,
+                                  .count = 50,
+                                  .largest = 900};
+}
+
 /* Fail each call in turn; later copies work or are refused, and what is called done is right. */
 static enum tp_device_state fail(const char *settings, const char *rule, bool *ret_usable) {
     uint64_t seed = 11;
@@ -360,12 +370,7 @@ Test(device_faults, launch_without_memory, .timeout = 60) {
     struct tp_device_job job = {0};
     cr_assert_eq(fail(KERNEL, "cuLaunchKernel:1=2", &usable), TP_DEVICE_DONE);
     cr_assert(usable);
-    struct random_copies copies = {.mapped = true,
-                                   .gpu = device_memory(50000),
-                                   .host = pinned_memory(50000),
-                                   .room = 50000,
-                                   .count = 50,
-                                   .largest = 900};
+    struct random_copies copies = small_copies();
     cr_assert_eq(counted(TP_KERNEL_BYTES), 0);
     for (uint64_t end = tp_now_ms() + 10000; !counted(TP_KERNEL_BYTES) && tp_now_ms() < end;)
         cr_assert_eq(run_random(&copies, &job, &seed), TP_DEVICE_DONE);
@@ -471,12 +476,7 @@ static void fail_making(const char *rule, bool usable) {
         (void)use_device(0);
         cr_assert_not_null(wait_gpu(0, 20000), "it is tried again");
     }
-    struct random_copies copies = {.mapped = true,
-                                   .gpu = device_memory(50000),
-                                   .host = pinned_memory(50000),
-                                   .room = 50000,
-                                   .count = 50,
-                                   .largest = 900};
+    struct random_copies copies = small_copies();
     cr_assert_eq(run_random(&copies, &job, &seed), TP_DEVICE_DONE);
     cr_assert_eq(counted(TP_KERNEL_BYTES) == 0, usable);
     tp_device_release(&job);

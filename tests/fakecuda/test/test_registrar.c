@@ -5,10 +5,10 @@
  * to stays registered; what the driver refuses is counted, and the copy goes on without.
  */
 #include "chunks_rig.h"
+#include "refused_threads.h"
 #include "transport/chunk.h"
 
 #include <criterion/criterion.h>
-#include <errno.h>
 
 #define CHUNK (4 * MIB)
 #define REGISTER "\"register_peer_memory\": true, \"register_ahead_chunks\": 0"
@@ -573,32 +573,17 @@ Test(registrar_faults, an_end_that_is_refused_once_comes_later, .timeout = 60) {
     no_violation();
 }
 
-static _Atomic int threads_refused;
-int __real_tp_thread_start(const char *name, void *(*run)(void *arg), void *arg,
-                           pthread_t *ret_thread);
-int __wrap_tp_thread_start(const char *name, void *(*run)(void *arg), void *arg,
-                           pthread_t *ret_thread);
-
-int __wrap_tp_thread_start(const char *name, void *(*run)(void *arg), void *arg,
-                           pthread_t *ret_thread) {
-    if (atomic_load(&threads_refused) > 0) {
-        atomic_fetch_sub(&threads_refused, 1);
-        return -EAGAIN;
-    }
-    return __real_tp_thread_start(name, run, arg, ret_thread);
-}
-
 Test(registrar_faults, a_thread_that_cannot_be_started_is_tried_again, .timeout = 60) {
     begin(REGISTER, CHUNK);
     struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
-    atomic_store(&threads_refused, 1);
+    refuse_threads("tidepool-reg", 1);
     bool registered = false;
     for (uint64_t end = tp_now_ms() + 20000; !registered && tp_now_ms() < end; usleep(1000)) {
         cr_assert(copy_chunks(mapped, true, 5, gpu, 100));
         registered = is_registered(mapped, 0);
     }
     cr_assert(registered);
-    cr_assert_eq(atomic_load(&threads_refused), 0);
+    cr_assert_eq(atomic_load(&refused_threads), 0);
     tp_registrar_stop();
     cr_assert_not(unmap_segment(mapped));
     no_violation();

@@ -5,6 +5,7 @@
  * what fails is told as failed.
  */
 #include "chunks_rig.h"
+#include "refused_threads.h"
 #include "transport/stage_slot.h"
 
 #include <criterion/criterion.h>
@@ -296,32 +297,17 @@ Test(staging, the_second_user_of_a_gpu_need_not_wait_for_the_first, .timeout = 6
     end(mapped);
 }
 
-static _Atomic int threads_refused;
-int __real_tp_thread_start(const char *name, void *(*run)(void *arg), void *arg,
-                           pthread_t *ret_thread);
-int __wrap_tp_thread_start(const char *name, void *(*run)(void *arg), void *arg,
-                           pthread_t *ret_thread);
-
-int __wrap_tp_thread_start(const char *name, void *(*run)(void *arg), void *arg,
-                           pthread_t *ret_thread) {
-    if (atomic_load(&threads_refused) > 0 && strcmp(name, "tidepool-stage") == 0) {
-        atomic_fetch_sub(&threads_refused, 1);
-        return -EAGAIN;
-    }
-    return __real_tp_thread_start(name, run, arg, ret_thread);
-}
-
 /* Whoever polls does it all, until there are some. */
 Test(staging_faults, a_thread_that_cannot_be_started_is_tried_again, .timeout = 60) {
     struct tp_device_job job = {0};
     struct part all = {0, 0, CHUNK};
     begin(REGISTER, CHUNK, NONE_REGISTERED);
     struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
-    atomic_store(&threads_refused, 1);
+    refuse_threads("tidepool-stage", 1);
     submit(&job, mapped, false, &all, 1);
     cr_assert_eq(finish(&job), TP_DEVICE_DONE);
     tp_device_reset(&job);
-    cr_assert_eq(atomic_load(&threads_refused), 0);
+    cr_assert_eq(atomic_load(&refused_threads), 0);
     usleep(1100000);
     submit(&job, mapped, false, &all, 1);
     cr_assert(ends_by_itself(&job, 5000));
