@@ -300,7 +300,6 @@ Test(cumem_import, addresses_that_are_refused_once_are_asked_for_again, .timeout
     double_proper(0);
 }
 
-/* Tried at once, after one second and after two more: never a flood. */
 Test(cumem_import, cuda_that_cannot_be_initialised_once_is_tried_again, .timeout = 30) {
     start();
     double_fail("cuInit:1=2");
@@ -350,6 +349,7 @@ Test(cumem_import, what_is_never_unmapped_keeps_its_addresses, .timeout = 30) {
     double_proper(0);
 }
 
+/* Tried at once, after one second and after two more: never a flood. */
 Test(cumem_import, what_goes_on_failing_is_tried_ever_later, .timeout = 30) {
     start();
     double_fail("cuMemMap:*=2");
