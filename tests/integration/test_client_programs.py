@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from harness import status
 from harness.cluster import MIB
-from harness.wheels import BUILD, LIBRARY
+from harness.wheels import BUILD, LIBRARY, SCARCE
 
 pytestmark = pytest.mark.stores
 
@@ -137,7 +137,7 @@ def test_without_a_name_it_runs_as_stock_and_says_so(start):
 @pytest.mark.parametrize("word", ["listen", "again"])
 def test_a_name_that_cannot_be_learned_once(start, word):
     """It is asked for again when the program listens somewhere else, and when it makes another segment."""
-    preload = f"{BUILD / 'tests' / 'scarce' / 'libscarce.so'}:{LIBRARY}"
+    preload = f"{SCARCE}:{LIBRARY}"
     program = start("program", *HOST, preload=preload, more={"SCARCE": "open=cmdline:1:1"})
     assert program.status.name == ""
     assert len(program.lines) == 1 and "too many open files" in program.lines[0]

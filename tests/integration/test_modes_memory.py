@@ -9,7 +9,7 @@ from harness import actions_process
 from harness import actions_store as actions
 from harness.cluster import MIB
 from harness.mounts import FREE, gigantic_pages, huge_pages, mounted, number, segment_folder
-from harness.wheels import BUILD
+from harness.wheels import SCARCE
 
 pytestmark = pytest.mark.stores
 
@@ -17,7 +17,6 @@ SIZES = [4096, 65537, 3 * MIB]
 SEGMENT = 64 * MIB
 PAGES = SEGMENT >> 21
 LOCAL_PAGES = 16 * MIB >> 21  # the client's own buffer, which is Mooncake's in any case
-SCARCE = BUILD / "tests" / "scarce" / "libscarce.so"
 WHERE = ["memfd", "tmpfs", "hugetlbfs", "cumem"]
 
 

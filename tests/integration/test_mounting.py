@@ -13,12 +13,11 @@ from harness import actions_store as actions
 from harness.cluster import MIB, await_port, free_port
 from harness.memory import random_bytes
 from harness.program import Program
-from harness.wheels import BUILD, TOOL
+from harness.wheels import SCARCE, TOOL
 
 pytestmark = pytest.mark.stores
 
 SEGMENT, COUNT, SIZE = 64 * MIB, 6, 4 * MIB
-SCARCE = BUILD / "tests" / "scarce" / "libscarce.so"
 
 
 def move(cluster, engine, name, local=True):

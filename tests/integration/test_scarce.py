@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from harness import actions_double, real_client, status
 from harness.cluster import MIB
-from harness.wheels import BUILD, ROOT
+from harness.wheels import ROOT, SCARCE
 
 pytestmark = [pytest.mark.stores, pytest.mark.timeout(120)]
 
-SCARCE = BUILD / "tests" / "scarce" / "libscarce.so"
 SIZES = [8, 65536, MIB]
 AT_ONCE = 3
 

@@ -9,11 +9,10 @@ import pytest
 from harness import real_client, status
 from harness.cluster import MIB
 from harness.mounts import mounted
-from harness.wheels import BUILD
+from harness.wheels import SCARCE
 
 pytestmark = [pytest.mark.stores, pytest.mark.timeout(90)]
 
-SCARCE = BUILD / "tests" / "scarce" / "libscarce.so"
 SEGMENT = 32 * MIB
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(os.environ.get("TIDEPOOL_BUILD", ROOT / "build")).resolve()
 LIBRARY = BUILD / "libtidepool.so"
 TOOL = BUILD / "tidepool"
+SCARCE = BUILD / "tests" / "scarce" / "libscarce.so"  # a preload by which things run out
 
 
 @dataclass(frozen=True)
