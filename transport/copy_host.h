@@ -124,4 +124,7 @@ void tp_copy_pool_stop(void);
 void tp_copy_bytes(void *to, const void *from, size_t bytes);
 void tp_copy_fence(void);
 
+/* The same by ordinary stores, for what is read next: it stays in the cache, and needs no fence. */
+void tp_copy_bytes_kept(void *to, const void *from, size_t bytes);
+
 #endif

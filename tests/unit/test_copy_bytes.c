@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Claim: tp_copy_bytes copies exactly the bytes it was told, for any alignment and length, and
- * touches nothing before or after: both buffers end at, or begin behind, a page that faults. So
- * does each instruction set's own copy that this CPU can run.
+ * Claim: tp_copy_bytes and tp_copy_bytes_kept copy exactly the bytes they were told, for any
+ * alignment and length, and touch nothing before or after: both buffers end at, or begin behind, a
+ * page that faults. So do each instruction set's own copies that this CPU can run.
  */
 #include "transport/copy_host.h"
 #include "transport/copy_stream.h"
@@ -98,10 +98,17 @@ Test(copy_bytes, the_copy_of_this_cpu) {
     all_properties();
 }
 
+Test(copy_bytes, the_copy_of_this_cpu_that_stays_in_the_cache) {
+    copy = tp_copy_bytes_kept;
+    all_properties();
+}
+
 Test(copy_bytes, with_avx2) {
     if (!__builtin_cpu_supports("avx2"))
         cr_skip_test("this CPU has no AVX2");
     copy = tp_stream_avx2;
+    all_properties();
+    copy = tp_keep_avx2;
     all_properties();
 }
 
@@ -109,5 +116,7 @@ Test(copy_bytes, with_avx512) {
     if (!__builtin_cpu_supports("avx512f"))
         cr_skip_test("this CPU has no AVX-512");
     copy = tp_stream_avx512;
+    all_properties();
+    copy = tp_keep_avx512;
     all_properties();
 }
