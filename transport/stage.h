@@ -42,8 +42,8 @@ bool tp_stage_step_any(uint32_t first);
 /* Is the GPU busy with slots, so that somebody has to look when they end? Two loads a direction. */
 bool tp_stage_in_flight(void);
 
-/* Is there work for one more thread? */
-bool tp_stage_work_left(void);
+/* For how many threads more there is work, about. */
+uint32_t tp_stage_work_left(void);
 
 /* ---- the threads, for the pipeline ---- */
 

@@ -14,29 +14,29 @@
 #include "transport/gpu.h"
 #include "transport/registrar.h"
 
-/* Of a GPU: as many as eight threads fill or empty, and three times as many for the link. What an
- * H200 moved with so much on the way in one direction, GB/s of 52: 14 MiB 42, 24 MiB 45, 28 MiB 47.
- */
+/* Of a GPU: as many as eight threads fill or empty, and the calls that are under way. An H200 moved
+ * to / from itself, GB/s of 53: with 24 slots 46 / 47, with 32 48 / 48, with 48 50 / 49. */
 #define SLOTS 48u
 #define SLOT_OPS 1024u
 /* Where a copy lies in a slot differs from its place in the GPU's memory by a multiple of this: the
  * kernel moves 16 bytes at a time only then. */
 #define ALIGN 64u
 #define DATA_BYTES ((size_t)TP_SLOT_BYTES + (size_t)SLOT_OPS * ALIGN)
-#define SEND_OPS (SLOT_OPS + TP_SLOT_BYTES / TP_SLOT_CUT_BYTES)
-#define PINNED_BYTES (DATA_BYTES + SEND_OPS * sizeof(struct tp_copy_op))
+#define PINNED_BYTES (DATA_BYTES + TP_SEND_OPS * sizeof(struct tp_copy_op))
 #define RETRY_TICKS (UINT64_C(1) << 25) /* about 10 ms, after a slot that could not be made */
 
-/* | made, free        | under the lock, read without: hints |
+/* | made, free, retry | under the lock, read without: hints |
  * | the rest          | under the lock                      | */
 static struct pool {
     pthread_mutex_t lock;
     struct tp_slot *unused;
     uint32_t making;
-    uint64_t retry; /* time stamp counter */
+    _Atomic uint64_t retry; /* time stamp counter */
     _Atomic uint32_t made, free;
 } pools[TP_DEVICES];
 static pthread_once_t pools_once = PTHREAD_ONCE_INIT;
+
+_Static_assert(SLOT_OPS + TP_SLOT_CUTS <= TP_SEND_OPS, "a slot's list fits into a call");
 
 static void init_pools(void) {
     for (int i = 0; i < TP_DEVICES; i++)
@@ -62,7 +62,7 @@ static struct tp_slot *new_slot(struct tp_gpu *gpu) {
         return NULL;
     struct tp_slot *slot = calloc(1, sizeof(*slot));
     if (slot) {
-        slot->scratch = malloc(3 * SEND_OPS * sizeof(*slot->scratch));
+        slot->scratch = malloc((size_t)3 * TP_SEND_OPS * sizeof(*slot->scratch));
         slot->event = tp_gpu_event(gpu);
         slot->data = tp_gpu_pinned_alloc(gpu, PINNED_BYTES);
         if (slot->scratch && slot->event && slot->data) {
@@ -81,9 +81,12 @@ static uint32_t slots_allowed(void) {
     return count < SLOTS ? (uint32_t)count : SLOTS;
 }
 
-static bool may_make(const struct pool *pool) {
-    uint32_t made = atomic_load_explicit(&pool->made, memory_order_relaxed);
-    return made + pool->making < slots_allowed() && __rdtsc() >= pool->retry;
+/* How many more could be made now. */
+static uint32_t makeable(const struct pool *pool) {
+    uint32_t made = atomic_load(&pool->made);
+    uint32_t allowed = slots_allowed();
+    bool tried = __rdtsc() < atomic_load_explicit(&pool->retry, memory_order_relaxed);
+    return made < allowed && !tried ? allowed - made : 0;
 }
 
 /* With the lock held, which is let go meanwhile. */
@@ -96,7 +99,7 @@ static struct tp_slot *make_slot(struct pool *pool, struct tp_gpu *gpu) {
     if (slot)
         hint(&pool->made, 1);
     else
-        pool->retry = __rdtsc() + RETRY_TICKS;
+        atomic_store_explicit(&pool->retry, __rdtsc() + RETRY_TICKS, memory_order_relaxed);
     return slot;
 }
 
@@ -112,7 +115,7 @@ struct tp_slot *tp_slot_take(struct tp_gpu *gpu) {
     if (slot) {
         pool->unused = slot->next;
         hint(&pool->free, -1);
-    } else if (may_make(pool)) {
+    } else if (makeable(pool) > pool->making) {
         slot = make_slot(pool, gpu);
     }
     pthread_mutex_unlock(&pool->lock);
@@ -132,9 +135,9 @@ bool tp_slots_made(const struct tp_gpu *gpu) {
     return atomic_load_explicit(&pools[tp_gpu_device(gpu)].made, memory_order_acquire) > 0;
 }
 
-bool tp_slots_free(const struct tp_gpu *gpu) {
+uint32_t tp_slots_free(const struct tp_gpu *gpu) {
     const struct pool *pool = &pools[tp_gpu_device(gpu)];
-    return atomic_load(&pool->free) > 0 || atomic_load(&pool->made) < slots_allowed();
+    return atomic_load(&pool->free) + makeable(pool);
 }
 
 bool tp_slot_fits(const struct tp_slot *slot, const struct tp_stage_piece *piece, uint64_t most) {
@@ -170,12 +173,12 @@ static const struct tp_stage_op *next_op(struct walk *walk, size_t *ret_at) {
 }
 
 static void copy_run(char *host, char *in_slot, size_t bytes, bool to_device) {
-    if (bytes && !to_device)
+    if (bytes == 0)
+        return;
+    if (to_device)
+        tp_copy_bytes_kept(in_slot, host, bytes); /* the GPU reads it from the cache */
+    else
         tp_copy_bytes(host, in_slot, bytes);
-    /* By ordinary stores, so that the slot stays in the cache; in parts, since memcpy streams what
-     * is larger. */
-    for (size_t at = 0; to_device && at < bytes; at += 16384)
-        memcpy(in_slot + at, host + at, bytes - at < 16384 ? bytes - at : 16384);
 }
 
 /* Between the slot and the host's memory. Blocks of one object lie behind each other in both. */
@@ -207,9 +210,7 @@ static bool goes_on(const struct tp_copy_op *op, const char *to, const char *fro
 /* Append to the list what lies at `to` and `from`: to the last one where it continues that and is
  * not apart, none larger than `most`. */
 static uint32_t list_op(struct tp_copy_op *ops, uint32_t count, char *to, const char *from,
-                        const struct tp_stage_op *op, size_t most) {
-    size_t bytes = op->bytes;
-    bool apart = count == 0 || op->apart;
+                        size_t bytes, bool apart, size_t most) {
     for (; bytes > 0; apart = false) {
         if (apart || ops[count - 1].bytes >= most || !goes_on(&ops[count - 1], to, from))
             ops[count++] = (struct tp_copy_op){to, from, 0};
@@ -223,15 +224,19 @@ static uint32_t list_op(struct tp_copy_op *ops, uint32_t count, char *to, const 
     return count;
 }
 
-uint32_t tp_slot_list(struct tp_slot *slot, bool to_device, size_t most) {
+uint32_t tp_slot_list_max(const struct tp_slot *slot) {
+    return slot->op_count + (uint32_t)(slot->bytes / TP_SLOT_CUT_BYTES);
+}
+
+uint32_t tp_slot_list(const struct tp_slot *slot, bool to_device, size_t most,
+                      struct tp_copy_op *ops, uint32_t count) {
     struct walk way = walk(slot);
     const struct tp_stage_op *op;
-    uint32_t count = 0;
     size_t at = 0;
     while ((op = next_op(&way, &at))) {
         char *in_slot = slot->data + at;
-        count = list_op(slot->ops, count, to_device ? op->device : in_slot,
-                        to_device ? in_slot : op->device, op, most);
+        count = list_op(ops, count, to_device ? op->device : in_slot,
+                        to_device ? in_slot : op->device, op->bytes, op->apart || count == 0, most);
     }
     return count;
 }

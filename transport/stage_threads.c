@@ -62,8 +62,9 @@ static void *work(void *arg) {
         uint32_t news = atomic_load(&team.news);
         if (tp_stage_step_any(turn++)) {
             idle_ns = 0;
-            if (atomic_load(&team.sleeping) > 0 && tp_stage_work_left())
-                wake(1);
+            uint32_t more = atomic_load(&team.sleeping) > 0 ? tp_stage_work_left() : 0;
+            if (more > 0)
+                wake(more);
             continue;
         }
         uint64_t now = tp_now_ns();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Claim: copies of a store's memory that is not registered go by way of pinned slots, each byte to
- * its place; several slots are under way at once; what cannot be staged is copied as it is, and
- * what fails is told as failed.
+ * its place; several slots are under way at once, to a busy GPU in one call; what cannot be staged
+ * is copied as it is, and what fails is told as failed.
  */
 #include "chunks_rig.h"
 #include "refused_threads.h"
@@ -226,6 +226,63 @@ Test(staging, slots_are_under_way_at_once, .timeout = 60) {
     struct mapped *mapped = map_segment(4 * CHUNK, 4 * CHUNK, 4096);
     cr_assert(one_way_within(mapped, true, 16 * 200 / 2));
     cr_assert(one_way_within(mapped, false, 16 * 200 / 2));
+    end(mapped);
+}
+
+/* What the calls are given. */
+static _Atomic uint32_t sent_calls, most_ops;
+static _Atomic uint64_t most_bytes;
+tp_cu_result __real_tp_gpu_send_staged(struct tp_gpu *to, enum tp_gpu_method *method,
+                                       bool to_device, const struct tp_copy_op *ops, uint32_t count,
+                                       uint64_t *scratch, tp_cu_event event);
+tp_cu_result __wrap_tp_gpu_send_staged(struct tp_gpu *to, enum tp_gpu_method *method,
+                                       bool to_device, const struct tp_copy_op *ops, uint32_t count,
+                                       uint64_t *scratch, tp_cu_event event);
+
+tp_cu_result __wrap_tp_gpu_send_staged(struct tp_gpu *to, enum tp_gpu_method *method,
+                                       bool to_device, const struct tp_copy_op *ops, uint32_t count,
+                                       uint64_t *scratch, tp_cu_event event) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += ops[i].bytes;
+    atomic_fetch_add(&sent_calls, 1);
+    for (uint32_t most = atomic_load(&most_ops);
+         most < count && !atomic_compare_exchange_weak(&most_ops, &most, count);)
+        continue;
+    for (uint64_t most = atomic_load(&most_bytes);
+         most < bytes && !atomic_compare_exchange_weak(&most_bytes, &most, bytes);)
+        continue;
+    return __real_tp_gpu_send_staged(to, method, to_device, ops, count, scratch, event);
+}
+
+/* To a GPU that takes its time: slots gather, up to eight a call. Once in five tries, as above. */
+Test(staging, what_is_filled_while_the_gpu_is_busy_goes_in_one_call, .timeout = 60) {
+    struct part all = {0, 0, 16 * CHUNK};
+    uint32_t calls = UINT32_MAX;
+    setenv("FAKECUDA_DELAY_US", "50000", 1);
+    begin(REGISTER ", \"copy_engine\": \"kernel\"", 16 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(16 * CHUNK, 16 * CHUNK, 4096);
+    for (int i = 0; i < 5 && calls > 64 / 2; i++) {
+        atomic_store(&sent_calls, 0);
+        cr_assert_eq(run_parts(mapped, true, &all, 1), TP_DEVICE_DONE);
+        calls = atomic_load(&sent_calls);
+    }
+    cr_assert_leq(calls, 64 / 2);
+    cr_assert_gt(atomic_load(&most_bytes), 2 * MIB);
+    cr_assert_leq(atomic_load(&most_bytes), 8 * MIB);
+    end(mapped);
+}
+
+/* Blocks of 1 to 16 KiB: a call's list has an end, whatever fits into its slots. */
+Test(staging, small_blocks_to_a_busy_gpu, .timeout = 60) {
+    setenv("FAKECUDA_DELAY_US", "5000", 1);
+    begin(REGISTER ", \"copy_engine\": \"kernel\"", 3 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(5 * CHUNK, 10 * MIB, 4096);
+    for (uint64_t block = 1024; block <= 16384; block *= 2)
+        check_blocks(mapped, block, block, (unsigned)(12 * MIB / block));
+    check_all_kinds(mapped);
+    cr_assert_gt(atomic_load(&most_ops), 1024 + 64); /* more than one slot's */
+    cr_assert_leq(atomic_load(&most_ops), TP_SEND_OPS);
     end(mapped);
 }
 
@@ -458,15 +515,37 @@ static void check_fault(const char *engine, const char *rule, bool to_device,
 }
 
 Test(staging_faults, a_copy_that_is_refused_to_the_gpu, .timeout = 60) {
-    check_fault("dma", "cuMemcpyAsync:5=1", true, TP_DEVICE_FAILED);
+    check_fault("dma", "cuMemcpyBatchAsync:*=1,cuMemcpyAsync:5=1", true, TP_DEVICE_FAILED);
 }
 
 Test(staging_faults, a_copy_that_is_refused_from_the_gpu, .timeout = 60) {
     check_fault("dma", "cuMemcpyAsync:5=1", false, TP_DEVICE_FAILED);
 }
 
+/* Which is done again, copy by copy. */
+Test(staging_faults, a_batch_that_is_refused_to_the_gpu, .timeout = 60) {
+    check_fault("dma", "cuMemcpyBatchAsync:*=1", true, TP_DEVICE_DONE);
+}
+
 Test(staging_faults, all_copies_are_refused, .timeout = 60) {
     check_fault("dma", "cuMemcpyAsync:*=1", false, TP_DEVICE_FAILED);
+}
+
+/* Several slots in a call that fails: all their copies fail, and all of them are used again. */
+Test(staging_faults, a_call_with_several_slots_that_fails, .timeout = 60) {
+    struct part all = {0, 0, 16 * CHUNK};
+    setenv("FAKECUDA_DELAY_US", "20000", 1);
+    begin(REGISTER ", \"copy_engine\": \"dma\"", 16 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(16 * CHUNK, 16 * CHUNK, 4096);
+    cr_assert_eq(run_parts(mapped, true, &all, 1), TP_DEVICE_DONE);
+    for (unsigned round = 0; round < 3; round++) {
+        fail_calls(NONE_REGISTERED ",cuMemcpyBatchAsync:*=1,cuMemcpyAsync:*=1");
+        cr_assert_eq(run_parts(mapped, true, &all, 1), TP_DEVICE_FAILED);
+        fail_calls(NONE_REGISTERED);
+        check_parts(mapped, 16 * CHUNK, &all, 1, round);
+    }
+    cr_assert_gt(atomic_load(&most_bytes), MIB);
+    end(mapped);
 }
 
 /* The copies are waited for, and count. */
