@@ -230,7 +230,9 @@ int tp_session_announce(struct tp_session *session, const struct tp_server_facts
 }
 
 int tp_session_tick(struct tp_session *session, uint64_t now_ms) {
-    if (session->state == TP_SESSION_GREETING && now_ms - session->since_ms > TP_WIRE_HELLO_MS)
+    /* A greeting that has come is read, however late: it may be this thread that stood still. */
+    if (session->state == TP_SESSION_GREETING && now_ms - session->since_ms > TP_WIRE_HELLO_MS &&
+        !tp_wire_unread(session->fd))
         return -ETIME;
     return session->waiting ? answer_want(session, now_ms) : 0;
 }

@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -289,6 +290,11 @@ char tp_wire_parse_name(const char *name, uint8_t ret_instance[static 16]) {
         return 0;
     memcpy(ret_instance, instance, sizeof instance);
     return name[0];
+}
+
+bool tp_wire_unread(int socket_fd) {
+    struct pollfd look = {.fd = socket_fd, .events = POLLIN};
+    return poll(&look, 1, 0) > 0;
 }
 
 int tp_wire_check_peer(int socket_fd, const struct tp_config *config, uint32_t *ret_uid,

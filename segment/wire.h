@@ -37,6 +37,7 @@
 #define TIDEPOOL_WIRE_H
 
 #include <assert.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define TP_WIRE_MAGIC UINT32_C(0x4c504454) /* "TDPL" */
@@ -169,6 +170,9 @@ int tp_wire_connect(int dir_fd, const char *name);
 /* Parse a directory entry: returns 's' or 'e' and the instance id for "<s|e>-<32 hex>.sock", 0 for
  * anything else. */
 char tp_wire_parse_name(const char *name, uint8_t ret_instance[static 16]);
+
+/* Has a message come that nobody has read yet, or the end? One system call. */
+bool tp_wire_unread(int socket_fd);
 
 /*
  * May this uid be our peer? root, our own, or listed in TIDEPOOL_ALLOW_UIDS. Reads SO_PEERCRED of

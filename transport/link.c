@@ -486,8 +486,9 @@ static unsigned look_at_segments(struct tp_link *link, bool *ready) {
 
 enum tp_link_end tp_link_work(struct tp_link *link, uint64_t now_ms, bool *ret_busy) {
     bool ready[TP_WIRE_MAX_SEGMENTS] = {false};
-    if (link->state == TP_LINK_HELLO)
-        return now_ms >= link->deadline_ms ? TP_LINK_SILENT : TP_LINK_LIVES;
+    if (link->state == TP_LINK_HELLO) /* a late answer is read: it may be us who stood still */
+        return now_ms >= link->deadline_ms && !tp_wire_unread(link->fd) ? TP_LINK_SILENT
+                                                                        : TP_LINK_LIVES;
     tp_import_retry(link->peer, now_ms);
     if (look_at_segments(link, ready) == 0)
         return TP_LINK_LIVES;

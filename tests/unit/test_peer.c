@@ -13,6 +13,7 @@
 #include <sys/un.h>
 
 #include "rig.h"
+#include "transport/link.h"
 
 static struct tp_config *config;
 static struct tp_engine *engine;
@@ -207,6 +208,22 @@ Test(peer, a_silent_store_stops_nobody, .timeout = 30) {
     usleep(100000);
     cr_assert(attaches(FAKE_GOOD, 5000));
     fake_end(&silent);
+}
+
+/* The engine's thread stood still between two looks. */
+Test(peer, an_answer_that_came_in_time_is_read_late, .timeout = 30) {
+    struct tp_link link = {.peer = tp_peer_at(0)};
+    struct tp_link_self self = {.identity = "here"};
+    struct tp_msg message = {.type = TP_MSG_WELCOME};
+    bool busy = false;
+    int pair[2];
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
+    cr_assert_eq(tp_link_begin(&link, pair[0], self.instance, &self, 1000), 0);
+    cr_assert_eq(tp_link_work(&link, 1000 + TP_WIRE_HELLO_MS, &busy), TP_LINK_SILENT);
+    cr_assert_eq(tp_wire_send(pair[1], &message, NULL, 0), 0);
+    cr_assert_eq(tp_link_work(&link, 1000 + TP_WIRE_HELLO_MS, &busy), TP_LINK_LIVES);
+    close(pair[0]);
+    close(pair[1]);
 }
 
 Test(peer, a_stopped_store_stops_nobody, .timeout = 30) {

@@ -19,6 +19,7 @@
 
 #include "env/stats.h"
 #include "segment/segment.h"
+#include "segment/session.h"
 #include "segment_bench.h"
 
 #define BYTES (32 * MIB)
@@ -389,6 +390,26 @@ Test(server, two_hundred_silent_connections_keep_nobody_out) {
     pause_ms(100);
     cr_assert(bench_fds_become(fds));
     end_store(&store);
+}
+
+/* The server's thread stood still between two looks. */
+Test(server, a_greeting_that_came_in_time_is_read_late) {
+    struct tp_config *config = bench_config(0);
+    struct tp_server_facts facts = {.config = config, .identity = "here", .roles = TP_ROLE_STORE};
+    struct tp_session session;
+    struct tp_msg message;
+    int pair[2];
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
+    tp_session_begin(&session, pair[0], &facts, 1000);
+    cr_assert_eq(tp_session_tick(&session, 1001 + TP_WIRE_HELLO_MS), -ETIME);
+    bench_hello(pair[1], TP_PURPOSE_ATTACH, "here");
+    cr_assert_eq(tp_session_tick(&session, 1001 + TP_WIRE_HELLO_MS), 0);
+    cr_assert_eq(tp_session_read(&session, &facts, false, 1001 + TP_WIRE_HELLO_MS), 0);
+    bench_expect(pair[1], TP_MSG_WELCOME, &message);
+    cr_assert_eq(tp_session_tick(&session, 1002 + TP_WIRE_HELLO_MS), 0);
+    tp_session_end(&session, 0);
+    close(pair[1]);
+    cr_assert(bench_config_free(config));
 }
 
 /* All have connected and spoken before the server looks: none of them is a silent one. */
