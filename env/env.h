@@ -194,6 +194,12 @@ static inline uint64_t tp_now_ms(void) {
     return tp_now_ns() / 1000000u;
 }
 
+/* How long to wait before the next try of what has failed: `first` after the first failure, twice
+ * as long after each further one, so many times. `failures` does not count this one. */
+static inline uint64_t tp_backoff(uint64_t first, unsigned failures, unsigned doublings) {
+    return first << (failures < doublings ? failures : doublings);
+}
+
 /*
  * ftruncate(2), but never the signal: a size beyond RLIMIT_FSIZE is -EFBIG here, where the kernel
  * sends SIGXFSZ too, for memfds as well (inode_newsize_ok in fs/attr.c), which ends a process that

@@ -218,9 +218,7 @@ static void scan_entries(void) {
 
 static void store_failed(struct store *store, enum tp_link_end end, uint64_t now) {
     store->state = end == TP_LINK_REFUSED || end == TP_LINK_BROKEN ? STORE_SHUNNED : STORE_WAITING;
-    store->next_try_ms = now + ((uint64_t)BACKOFF_MS << store->failures);
-    if (store->failures < BACKOFF_MAX)
-        store->failures++;
+    store->next_try_ms = now + tp_backoff(BACKOFF_MS, store->failures++, BACKOFF_MAX);
 }
 
 static void link_ended(unsigned index, enum tp_link_end end, uint64_t now) {

@@ -200,15 +200,11 @@ static struct tp_gpu *make_gpu(int device, const struct tp_cuda *cuda) {
     return NULL;
 }
 
-/* How long to wait after so many failures. */
-static uint64_t retry_ms(uint32_t failures) {
-    return (uint64_t)RETRY_MS << (failures < RETRY_DOUBLED ? failures : RETRY_DOUBLED);
-}
-
 /* Not now; what asks for it then has it tried again. */
 static void try_later(int device) {
     uint32_t failures = atomic_fetch_add(&gpus[device].failures, 1);
-    atomic_store(&gpus[device].next_try_ms, tp_now_ms() + retry_ms(failures));
+    atomic_store(&gpus[device].next_try_ms,
+                 tp_now_ms() + tp_backoff(RETRY_MS, failures, RETRY_DOUBLED));
     atomic_store(&gpus[device].state, GPU_IDLE);
 }
 
@@ -488,7 +484,8 @@ static void give_kernel_up(struct tp_gpu *gpu, tp_cu_result why) {
         if (limit[i]) /* else another thread is about to use it again */
             atomic_store(&gpu->kernel_limit[i], limit[i]);
     }
-    atomic_store(&gpu->kernel_again_ms, tp_now_ms() + retry_ms(failures));
+    atomic_store(&gpu->kernel_again_ms,
+                 tp_now_ms() + tp_backoff(RETRY_MS, failures, RETRY_DOUBLED));
 }
 
 static bool settle_lane(const struct lane *lane, const struct tp_cuda *cuda) {

@@ -84,10 +84,8 @@ static void set_state(struct tp_chunk *chunk, enum tp_chunk_state from, enum tp_
 /* With the lock held: no attempts for a while, so that a driver that refuses costs little. */
 static void failed(const char *call, uint64_t bytes, tp_cu_result result) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
-    unsigned doublings =
-        registrar.failures < BACKOFF_DOUBLINGS ? registrar.failures : BACKOFF_DOUBLINGS;
-    registrar.failures++;
-    registrar.pause_end_ns = tp_now_ns() + (BACKOFF_NS << doublings);
+    registrar.pause_end_ns =
+        tp_now_ns() + tp_backoff(BACKOFF_NS, registrar.failures++, BACKOFF_DOUBLINGS);
     tp_count(TP_REGISTER_FAILURES, 1);
     tp_log_once(&said, TP_LOG_WARN,
                 "%s of %llu MiB of a store's memory: %s (ulimit -l unlimited may help); its GPU "

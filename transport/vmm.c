@@ -47,8 +47,7 @@ static void give_up(const char *what) {
 }
 
 static void try_later(const char *what, const char *why) {
-    unsigned doublings = start.failures < RETRY_DOUBLED ? start.failures : RETRY_DOUBLED;
-    start.next_ms = tp_now_ms() + (RETRY_MS << doublings);
+    start.next_ms = tp_now_ms() + tp_backoff(RETRY_MS, start.failures, RETRY_DOUBLED);
     if (start.failures++ == 0)
         say(what, why, ", and it is tried again");
 }
