@@ -82,6 +82,12 @@ static struct tp_slot *pop(struct slots *list) {
 
 /* ---- the GPUs ---- */
 
+/* This thread does no more of it for now, and may have kept the last slot from the threads. */
+static void leave_work(void) {
+    if (tp_stage_in_flight() || tp_stage_work_left() > 0)
+        tp_stage_rouse();
+}
+
 void tp_stage_prepare(struct tp_gpu *gpu) {
     int device = tp_gpu_device(gpu);
     int highest = atomic_load(&highest_device);
@@ -103,8 +109,10 @@ bool tp_stage_ready(struct tp_gpu *gpu) {
     if (!tp_gpu_stages(gpu))
         return false;
     struct tp_slot *slot = tp_slot_take(gpu);
-    if (slot)
+    if (slot) {
         tp_slot_give(gpu, slot);
+        leave_work(); /* of others, who found it made and not free */
+    }
     return slot;
 }
 
@@ -415,9 +423,7 @@ void tp_stage_start(struct tp_stage_job *job, struct tp_gpu *gpu, bool to_device
     tp_stage_news(bytes); /* the job may have ended by now */
 }
 
-/* Who polls may have kept the last slot from the threads meanwhile, and may not come back soon. */
 void tp_stage_help(struct tp_stage_job *job) {
-    bool did = job->stage && tp_stage_look(job) == TP_STAGE_RUNNING && step(job->stage);
-    if (did && (tp_stage_in_flight() || tp_stage_work_left() > 0))
-        tp_stage_rouse();
+    if (job->stage && tp_stage_look(job) == TP_STAGE_RUNNING && step(job->stage))
+        leave_work(); /* and may not come back soon */
 }

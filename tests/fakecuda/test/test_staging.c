@@ -311,17 +311,22 @@ Test(staging, pollers_do_without_threads, .timeout = 60) {
     end(mapped);
 }
 
-/* The first slot is there, and whoever made it has not gone on yet. */
-static _Atomic bool hold_up, held_up;
+/* The first slot is there, and whoever made it has not gone on yet: to give it back, or after. */
+static _Atomic bool hold_up_before, hold_up, held_up;
 void __real_tp_slot_give(struct tp_gpu *by, struct tp_slot *slot);
 void __wrap_tp_slot_give(struct tp_gpu *by, struct tp_slot *slot);
 
-void __wrap_tp_slot_give(struct tp_gpu *by, struct tp_slot *slot) {
-    __real_tp_slot_give(by, slot);
-    if (!atomic_exchange(&hold_up, false))
+static void hold(_Atomic bool *asked, unsigned ms) {
+    if (!atomic_exchange(asked, false))
         return;
     atomic_store(&held_up, true);
-    usleep(2000000);
+    usleep(ms * 1000);
+}
+
+void __wrap_tp_slot_give(struct tp_gpu *by, struct tp_slot *slot) {
+    hold(&hold_up_before, 500);
+    __real_tp_slot_give(by, slot);
+    hold(&hold_up, 2000);
 }
 
 static void *make_ready(void *arg) {
@@ -349,6 +354,25 @@ Test(staging, the_second_user_of_a_gpu_need_not_wait_for_the_first, .timeout = 6
     submit(&job, mapped, true, &all, 1);
     cr_assert(ends_by_itself(&job, 1000));
     pthread_join(first, NULL);
+    tp_device_reset(&job);
+    tp_device_release(&job);
+    end(mapped);
+}
+
+/* The only one: the threads found none free, and sleep by then. */
+Test(staging, a_slot_that_is_given_back_by_its_maker_is_seen, .timeout = 60) {
+    struct tp_device_job job = {0};
+    struct part all = {0, 0, CHUNK};
+    pthread_t first;
+    begin(REGISTER ", \"register_max_bytes\": \"6M\"", CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
+    atomic_store(&hold_up_before, true);
+    cr_assert_eq(pthread_create(&first, NULL, make_ready, NULL), 0);
+    while (!atomic_load(&held_up))
+        usleep(1000);
+    submit(&job, mapped, true, &all, 1);
+    pthread_join(first, NULL);
+    cr_assert(ends_by_itself(&job, 5000));
     tp_device_reset(&job);
     tp_device_release(&job);
     end(mapped);
