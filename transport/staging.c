@@ -423,7 +423,16 @@ void tp_stage_start(struct tp_stage_job *job, struct tp_gpu *gpu, bool to_device
     tp_stage_news(bytes); /* the job may have ended by now */
 }
 
+/* The other direction may have all slots, and nobody else who sees to it. */
+static bool step_for_slot(struct tp_stage *stage) {
+    struct tp_stage *other = &stages[tp_gpu_device(stage->gpu)][!stage->to_device];
+    return atomic_load(&stage->waiting) > 0 && step(other);
+}
+
 void tp_stage_help(struct tp_stage_job *job) {
-    if (job->stage && tp_stage_look(job) == TP_STAGE_RUNNING && step(job->stage))
-        leave_work(); /* and may not come back soon */
+    struct tp_stage *stage = job->stage;
+    if (!stage || tp_stage_look(job) != TP_STAGE_RUNNING)
+        return;
+    if (step(stage) || step_for_slot(stage)) /* the job may have ended by now */
+        leave_work();                        /* who polls may not come back soon */
 }

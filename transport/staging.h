@@ -72,7 +72,8 @@ void tp_stage_start(struct tp_stage_job *job, struct tp_gpu *gpu, bool to_device
 enum tp_stage_state tp_stage_look(const struct tp_stage_job *job);
 
 /* Do a part of what is to be done for this GPU and direction, in this thread: at most one slot is
- * copied and one call sent. Any thread, no lock held; the job is kept meanwhile. */
+ * copied and one call sent. While it waits for a slot: for the other direction, which has them. Any
+ * thread, no lock held; the job is kept meanwhile. */
 void tp_stage_help(struct tp_stage_job *job);
 
 /* Empty a job that does not run. release: its arrays as well. */

@@ -378,6 +378,35 @@ Test(staging, a_slot_that_is_given_back_by_its_maker_is_seen, .timeout = 60) {
     end(mapped);
 }
 
+/* Without threads, the other direction has the only slot, and nobody polls that. */
+static void check_polling_one(bool to_device) {
+    struct tp_device_job jobs[2] = {0};
+    struct part parts[2] = {{0, 0, CHUNK}, {CHUNK, CHUNK, CHUNK}};
+    begin(REGISTER ", \"register_max_bytes\": \"6M\"", 2 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(2 * CHUNK, 2 * CHUNK, 4096);
+    refuse_threads("tidepool-stage", 1000);
+    submit(&jobs[0], mapped, !to_device, &parts[0], 1);
+    submit(&jobs[1], mapped, to_device, &parts[1], 1);
+    tp_device_poll(&jobs[0]);
+    cr_assert_eq(finish(&jobs[1]), TP_DEVICE_DONE);
+    cr_assert_eq(finish(&jobs[0]), TP_DEVICE_DONE);
+    cr_assert_gt(atomic_load(&refused_threads), 0);
+    cr_assert_eq(counted(TP_STAGED_BYTES), 2 * CHUNK);
+    for (unsigned i = 0; i < 2; i++) {
+        tp_device_reset(&jobs[i]);
+        tp_device_release(&jobs[i]);
+    }
+    end(mapped);
+}
+
+Test(staging_faults, polling_a_put_ends_it_without_threads, .timeout = 60) {
+    check_polling_one(false);
+}
+
+Test(staging_faults, polling_a_get_ends_it_without_threads, .timeout = 60) {
+    check_polling_one(true);
+}
+
 /* Whoever polls does it all, until there are some. */
 Test(staging_faults, a_thread_that_cannot_be_started_is_tried_again, .timeout = 60) {
     struct tp_device_job job = {0};
