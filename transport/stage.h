@@ -9,8 +9,9 @@
 #include "transport/staging.h"
 
 /*
- * A slot is one driver call: at 50 GB/s one is due each 20 us, and a call takes 3 to 5. Pieces are
- * smaller, so that several threads share what is little, and several jobs a slot.
+ * A slot is the least that a driver call moves while there is enough: at 50 GB/s one is due each 20
+ * us, and a call takes 3 to 5. Pieces are smaller, so that several threads share what is little,
+ * and several jobs a slot.
  */
 #define TP_SLOT_BYTES ((uint32_t)1 << 20)
 #define TP_PIECE_BYTES ((uint32_t)256 << 10)

@@ -85,8 +85,8 @@ static uint32_t slots_allowed(void) {
 static uint32_t makeable(const struct pool *pool) {
     uint32_t made = atomic_load(&pool->made);
     uint32_t allowed = slots_allowed();
-    bool tried = __rdtsc() < atomic_load_explicit(&pool->retry, memory_order_relaxed);
-    return made < allowed && !tried ? allowed - made : 0;
+    bool refused = __rdtsc() < atomic_load_explicit(&pool->retry, memory_order_relaxed);
+    return made < allowed && !refused ? allowed - made : 0;
 }
 
 /* With the lock held, which is let go meanwhile. */

@@ -20,7 +20,7 @@
 /* Owned by whoever took it. Several are sent in one driver call, with the list and the event of the
  * first. */
 struct tp_slot {
-    struct tp_slot *next;
+    struct tp_slot *next;   /* in a list: unused, filled, sent first of a call, or landed */
     struct tp_slot *also;   /* sent in the same call */
     char *data;             /* pinned */
     struct tp_copy_op *ops; /* pinned; TP_SEND_OPS, for tp_slot_list */

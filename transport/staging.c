@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pipeline of staged copies. To a GPU: a thread takes a free slot and some of what waits, fills
- * the slot and sends it; when its event has passed the slot is free. From a GPU: a slot is sent
- * empty, lands, and is then emptied by a thread. Any thread may take any step; the lock of a GPU
- * and direction is held only to take and to give back.
+ * The pipeline of staged copies. To a GPU: a thread takes a free slot and some of what waits, and
+ * fills the slot; a driver call sends it, alone or with others; when the call's event has passed
+ * they are free. From a GPU: a slot is sent empty, each in a call of its own, lands, and is then
+ * emptied by a thread. Any thread may take any step; the lock of a GPU and direction is held only
+ * to take and to give back.
  *
- * To a GPU that has enough to do, slots gather and go in one driver call, since each call costs the
- * link some 2 us: reading 1 MiB a call an H200 moved 45 GB/s, 4 MiB a call 50.
+ * Slots gather while the GPU has enough to do, since each call costs the link some 2 us: reading
+ * 1 MiB a call an H200 moved 45 GB/s, 4 MiB a call 50.
  *
  * It must not know: jobs beyond their pieces, how slots are made and filled, threads, chunks.
  */
@@ -22,11 +23,9 @@
 #include "transport/stage_slot.h"
 
 #define POLL_TICKS 9000u /* about 3 us between queries */
-/* To the GPU at once: the end of one call overlaps the start of the next; more when they are full.
- */
-#define CALLS 2u
-#define FULL_CALLS 4u
-#define CALL_SLOTS 8u
+#define CALL_SLOTS 8u    /* the most that go to the GPU in one call */
+#define CALLS 2u         /* to the GPU at once: the end of one overlaps the start of the next */
+#define FULL_CALLS 4u    /* so many while CALL_SLOTS are filled */
 #define PIECES_A_SLOT (TP_SLOT_BYTES / TP_PIECE_BYTES)
 
 struct slots {
@@ -360,7 +359,7 @@ static bool step_empty(struct tp_stage *stage) {
     return true;
 }
 
-/* Sent first: a slot that gets free in a step is the next one's, which goes the other way. */
+/* A slot is taken first: one that gets free in a step is for the next, which goes the other way. */
 static bool step(struct tp_stage *stage) {
     bool did = stage->to_device && step_fill(stage);
     did = step_send(stage) || did;
