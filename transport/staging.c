@@ -25,16 +25,17 @@
 #define POLL_TICKS 9000u /* about 3 us between queries */
 #define CALL_SLOTS 8u    /* the most that go to the GPU in one call */
 #define CALLS 2u         /* to the GPU at once: the end of one overlaps the start of the next */
-#define FULL_CALLS 4u    /* so many while CALL_SLOTS are filled */
+#define FULL_CALLS 4u    /* so many while there is enough for a call that is full */
 #define PIECES_A_SLOT (TP_SLOT_BYTES / TP_PIECE_BYTES)
 
 struct slots {
     struct tp_slot *first, *last;
 };
 
-/* | gpu                             | before the GPU can be found         |
- * | waiting, filled, calls, landed  | under the lock, read without: hints |
- * | the rest                        | under the lock                      | */
+/* | gpu                            | before the GPU can be found         |
+ * | waiting, filled(_ops), calls,  |                                     |
+ * | landed                         | under the lock, read without: hints |
+ * | the rest                       | under the lock                      | */
 struct tp_stage {
     pthread_mutex_t lock;
     bool to_device;
@@ -47,6 +48,7 @@ struct tp_stage {
     uint64_t polled;         /* time stamp counter */
     bool polling;
     _Atomic uint32_t waiting, filled, calls, landed; /* calls: also those that are being sent */
+    _Atomic uint32_t filled_ops;                     /* how long their lists may be */
 };
 
 static struct tp_stage stages[TP_DEVICES][2];
@@ -145,7 +147,8 @@ static void end_slots(struct tp_stage *stage, struct tp_slot *first, bool good) 
 static bool may_send(const struct tp_stage *stage) {
     uint32_t filled = atomic_load(&stage->filled);
     uint32_t calls = atomic_load(&stage->calls);
-    return filled > 0 && (calls < CALLS || (calls < FULL_CALLS && filled >= CALL_SLOTS));
+    bool full = filled >= CALL_SLOTS || atomic_load(&stage->filled_ops) >= TP_SEND_OPS;
+    return filled > 0 && calls < (full ? FULL_CALLS : CALLS);
 }
 
 /* For how many free slots something waits, about. */
@@ -221,6 +224,7 @@ static bool step_fill(struct tp_stage *stage) {
     pthread_mutex_lock(&stage->lock);
     push(&stage->filled_slots, slot);
     hint(&stage->filled, 1);
+    hint(&stage->filled_ops, (int32_t)tp_slot_list_max(slot));
     pthread_mutex_unlock(&stage->lock);
     return true;
 }
@@ -236,14 +240,15 @@ static struct tp_slot *take_filled(struct tp_stage *stage) {
     pthread_mutex_lock(&stage->lock);
     while (count < CALL_SLOTS && (count > 0 || may_send(stage))) {
         struct tp_slot *slot = stage->filled_slots.first;
-        ops += slot ? tp_slot_list_max(slot) : 0;
-        if (!slot || ops > TP_SEND_OPS)
+        if (!slot || ops + tp_slot_list_max(slot) > TP_SEND_OPS)
             break;
         *link = pop(&stage->filled_slots);
         link = &slot->also;
+        ops += tp_slot_list_max(slot);
         count++;
     }
     hint(&stage->filled, -(int32_t)count);
+    hint(&stage->filled_ops, -(int32_t)ops);
     hint(&stage->calls, count > 0);
     pthread_mutex_unlock(&stage->lock);
     return first;

@@ -230,14 +230,22 @@ Test(staging, slots_are_under_way_at_once, .timeout = 60) {
 }
 
 /* What the calls are given. */
-static _Atomic uint32_t sent_calls, most_ops;
-static _Atomic uint64_t most_bytes;
+static _Atomic uint32_t sent_calls, ended_calls, most_at_once, most_ops;
+static _Atomic uint32_t most_bytes;
 tp_cu_result __real_tp_gpu_send_staged(struct tp_gpu *to, enum tp_gpu_method *method,
                                        bool to_device, const struct tp_copy_op *ops, uint32_t count,
                                        uint64_t *scratch, tp_cu_event event);
 tp_cu_result __wrap_tp_gpu_send_staged(struct tp_gpu *to, enum tp_gpu_method *method,
                                        bool to_device, const struct tp_copy_op *ops, uint32_t count,
                                        uint64_t *scratch, tp_cu_event event);
+tp_cu_result __real_tp_gpu_query(struct tp_gpu *of, tp_cu_event event);
+tp_cu_result __wrap_tp_gpu_query(struct tp_gpu *of, tp_cu_event event);
+
+static void raise_to(_Atomic uint32_t *most, uint32_t value) {
+    for (uint32_t seen = atomic_load(most);
+         seen < value && !atomic_compare_exchange_weak(most, &seen, value);)
+        continue;
+}
 
 tp_cu_result __wrap_tp_gpu_send_staged(struct tp_gpu *to, enum tp_gpu_method *method,
                                        bool to_device, const struct tp_copy_op *ops, uint32_t count,
@@ -245,14 +253,17 @@ tp_cu_result __wrap_tp_gpu_send_staged(struct tp_gpu *to, enum tp_gpu_method *me
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++)
         bytes += ops[i].bytes;
-    atomic_fetch_add(&sent_calls, 1);
-    for (uint32_t most = atomic_load(&most_ops);
-         most < count && !atomic_compare_exchange_weak(&most_ops, &most, count);)
-        continue;
-    for (uint64_t most = atomic_load(&most_bytes);
-         most < bytes && !atomic_compare_exchange_weak(&most_bytes, &most, bytes);)
-        continue;
+    raise_to(&most_at_once, atomic_fetch_add(&sent_calls, 1) + 1 - atomic_load(&ended_calls));
+    raise_to(&most_ops, count);
+    raise_to(&most_bytes, (uint32_t)bytes);
     return __real_tp_gpu_send_staged(to, method, to_device, ops, count, scratch, event);
+}
+
+tp_cu_result __wrap_tp_gpu_query(struct tp_gpu *of, tp_cu_event event) {
+    tp_cu_result result = __real_tp_gpu_query(of, event);
+    if (result == TP_CUDA_SUCCESS)
+        atomic_fetch_add(&ended_calls, 1);
+    return result;
 }
 
 /* To a GPU that takes its time: slots gather, up to eight a call. Once in five tries, as above. */
@@ -283,6 +294,22 @@ Test(staging, small_blocks_to_a_busy_gpu, .timeout = 60) {
     check_all_kinds(mapped);
     cr_assert_gt(atomic_load(&most_ops), 1024 + 64); /* more than one slot's */
     cr_assert_leq(atomic_load(&most_ops), TP_SEND_OPS);
+    end(mapped);
+}
+
+/* Whose lists fill a call long before its slots do. */
+Test(staging, many_calls_of_tiny_blocks_are_under_way, .timeout = 60) {
+    enum { BLOCKS = 6 * 1024 };
+    struct part *parts = calloc(BLOCKS, sizeof(*parts));
+    for (unsigned i = 0; i < BLOCKS; i++)
+        parts[i] = (struct part){(uint64_t)(BLOCKS - 1 - i) * 1024, (uint64_t)i * 1024, 1024};
+    setenv("FAKECUDA_DELAY_US", "50000", 1);
+    begin(REGISTER ", \"copy_engine\": \"kernel\"", 2 * CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(2 * CHUNK, 2 * CHUNK, 4096);
+    for (int i = 0; i < 5 && atomic_load(&most_at_once) < 4; i++)
+        cr_assert_eq(run_parts(mapped, true, parts, BLOCKS), TP_DEVICE_DONE);
+    cr_assert_eq(atomic_load(&most_at_once), 4);
+    free(parts);
     end(mapped);
 }
 
