@@ -18,6 +18,8 @@
  * context take, so no GPU pointer exists before it is noticed. */
 #define LOOK_AGAIN_NS UINT64_C(10000000)
 
+#define DEVICES 64 /* bits of a mask */
+
 enum need { BASE, COPY, VMM, LATER };
 
 static struct tp_cuda driver;
@@ -126,6 +128,23 @@ bool tp_cuda_initialised(void) {
     tp_cu_result result = cuda->pointer_get_attribute(&type, TP_CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
                                                       (uintptr_t)&driver_state);
     return result != TP_CUDA_ERROR_NOT_INITIALIZED && result != TP_CUDA_ERROR_DEINITIALIZED;
+}
+
+uint64_t tp_cuda_active_devices(void) {
+    const struct tp_cuda *cuda = tp_cuda(false, NULL);
+    uint64_t devices = 0;
+    int count = 0;
+    if (!cuda || !tp_cuda_has(TP_CUDA_COPY) || cuda->device_get_count(&count) != TP_CUDA_SUCCESS)
+        return 0;
+    for (int i = 0; i < count && i < DEVICES; i++) {
+        tp_cu_device device = 0;
+        unsigned flags = 0;
+        int active = 0;
+        if (cuda->device_get(&device, i) == TP_CUDA_SUCCESS &&
+            cuda->primary_get_state(device, &flags, &active) == TP_CUDA_SUCCESS && active)
+            devices |= UINT64_C(1) << i;
+    }
+    return devices;
 }
 
 const char *tp_cuda_error(tp_cu_result result) {

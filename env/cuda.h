@@ -11,6 +11,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "env/cuda_abi.h"
 
@@ -36,6 +37,10 @@ bool tp_cuda_has(enum tp_cuda_group group);
 
 /* Has somebody called cuInit in this process? False without a driver. Never initialises. */
 bool tp_cuda_initialised(void);
+
+/* The GPUs whose primary context this process has made active, a bit each; none without a driver
+ * that copies need. Makes none itself; somebody has called cuInit. */
+uint64_t tp_cuda_active_devices(void);
 
 /* The driver's name of an error ("CUDA_ERROR_OUT_OF_MEMORY"); static storage, never NULL. */
 const char *tp_cuda_error(tp_cu_result result);

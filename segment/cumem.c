@@ -297,6 +297,40 @@ int tp_cumem_build(uint64_t bytes, uint64_t alignment, uint64_t held_fds,
     return result;
 }
 
+static tp_cu_result open_to(const struct tp_cuda *cuda, const struct tp_pieces *pieces,
+                            int device) {
+    struct tp_cu_access access = {.location = {TP_CU_LOCATION_DEVICE, device},
+                                  .flags = TP_CU_ACCESS_READWRITE};
+    tp_cu_result result = TP_CUDA_SUCCESS;
+    for (uint32_t i = 0; i < pieces->count && result == TP_CUDA_SUCCESS; i++)
+        result = cuda->vmm_access((uintptr_t)pieces->base + i * pieces->piece_bytes,
+                                  piece_length(pieces, i), &access, 1);
+    return result;
+}
+
+uint64_t tp_cumem_open(const struct tp_pieces *pieces, uint64_t devices) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const struct tp_cuda *cuda = tp_cuda(false, NULL);
+    uint64_t opened = 0;
+    if (cuda == NULL)
+        return 0;
+    int mode = tp_cuda_begin(cuda);
+    for (int device = 0; device < 64; device++) {
+        uint64_t bit = UINT64_C(1) << device;
+        tp_cu_result result = devices & bit ? open_to(cuda, pieces, device) : TP_CUDA_SUCCESS;
+        if (result == TP_CUDA_SUCCESS)
+            opened |= devices & bit;
+        else
+            tp_log_once(&said, TP_LOG_WARN,
+                        "GPU %d cannot be given access to the segment of %" PRIu64
+                        " MiB that this process lends: cuMemSetAccess: %s; copies between the two "
+                        "fail, and it is tried again with the next memory that is registered",
+                        device, pieces->bytes >> 20, tp_cuda_error(result));
+    }
+    tp_cuda_end(cuda, mode);
+    return opened;
+}
+
 void tp_cumem_remove(struct tp_pieces *pieces) {
     const struct tp_cuda *cuda = tp_cuda(false, NULL);
     int mode = cuda != NULL ? tp_cuda_begin(cuda) : 0;

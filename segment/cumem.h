@@ -18,6 +18,13 @@ struct tp_config;
 int tp_cumem_build(uint64_t bytes, uint64_t alignment, uint64_t held_fds,
                    const struct tp_config *config, struct tp_pieces *ret_pieces);
 
+/*
+ * Let these GPUs (a bit each) reach all of it as well: copies of theirs from and to these addresses
+ * fail without. Returns those that do now; one line was logged for others. No lock is held, and it
+ * stays for so long.
+ */
+uint64_t tp_cumem_open(const struct tp_pieces *pieces, uint64_t devices);
+
 /* Unmap and give back all of it. Neither logs nor allocates. */
 void tp_cumem_remove(struct tp_pieces *pieces);
 

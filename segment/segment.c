@@ -24,6 +24,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "env/cuda.h"
 #include "env/env.h"
 #include "env/stats.h"
 #include "segment/cumem.h"
@@ -54,12 +55,15 @@ struct overlay {
     struct tp_pieces pieces;
     enum overlay_state state;
     bool published;
+    unsigned opening; /* threads that let GPUs reach it, without the lock: it stays READY */
+    uint64_t opened;  /* GPUs that do, a bit each */
 };
 
 static struct overlay table[TP_WIRE_MAX_SEGMENTS];
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t left = PTHREAD_COND_INITIALIZER; /* an overlay is LEAVING no more */
-static uint64_t last_id;                               /* under the lock; ids are never reused */
+/* An overlay is LEAVING no more, or nobody opens it any more. */
+static pthread_cond_t left = PTHREAD_COND_INITIALIZER;
+static uint64_t last_id; /* under the lock; ids are never reused */
 
 /* Bounds of all overlays there ever were: most addresses fail two compares. */
 static _Atomic uintptr_t lowest = UINTPTR_MAX;
@@ -239,6 +243,7 @@ static void unclaim(struct overlay *overlay) {
     pthread_mutex_lock(&table_lock);
     atomic_store(&freed[overlay - table].base, 0);
     overlay->pieces = (struct tp_pieces){0};
+    overlay->opened = 0;
     overlay->state = FREE;
     pthread_cond_broadcast(&left);
     pthread_mutex_unlock(&table_lock);
@@ -303,6 +308,52 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
     return result;
 }
 
+/* ---- GPUs of this process ---- */
+
+/* Those of `devices` that do not reach it yet; none when it is no CUDA memory. *ret_pieces stays
+ * until end_opening. */
+static uint64_t begin_opening(struct overlay *overlay, uint64_t devices,
+                              struct tp_pieces *ret_pieces) {
+    uint64_t missing = 0;
+    pthread_mutex_lock(&table_lock);
+    if (overlay->state == READY && overlay->pieces.wire_kind == TP_WIRE_CUMEM)
+        missing = devices & ~overlay->opened;
+    if (missing != 0) {
+        overlay->opening++;
+        *ret_pieces = overlay->pieces;
+    }
+    pthread_mutex_unlock(&table_lock);
+    return missing;
+}
+
+static void end_opening(struct overlay *overlay, uint64_t opened) {
+    pthread_mutex_lock(&table_lock);
+    overlay->opened |= opened;
+    overlay->opening--;
+    pthread_cond_broadcast(&left);
+    pthread_mutex_unlock(&table_lock);
+}
+
+/* Without any, nobody may have initialised the driver. */
+static bool any_cumem(void) {
+    bool found = false;
+    pthread_mutex_lock(&table_lock);
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++)
+        found |= table[i].state == READY && table[i].pieces.wire_kind == TP_WIRE_CUMEM;
+    pthread_mutex_unlock(&table_lock);
+    return found;
+}
+
+void tp_segment_open_to_gpus(void) {
+    struct tp_pieces pieces;
+    uint64_t devices = !tp_inert() && any_cumem() ? tp_cuda_active_devices() : 0;
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS && devices != 0; i++) {
+        uint64_t missing = begin_opening(&table[i], devices, &pieces);
+        if (missing != 0)
+            end_opening(&table[i], tp_cumem_open(&pieces, missing));
+    }
+}
+
 /*
  * Addresses that engines know as those of segments that they may not have let go of yet: a transfer
  * to something new there would be copied into the old pages. Under the lock.
@@ -364,6 +415,12 @@ static bool is_leaving(const void *address) {
     return false;
 }
 
+/* Under the lock. */
+static bool is_opening(const void *address) {
+    const struct overlay *overlay = find_ready(address);
+    return overlay != NULL && overlay->opening > 0;
+}
+
 /*
  * Take the segment that starts at `address` out of the table, if it is of `kind`. The range stays
  * claimed: unmapping a large segment takes time, and that is not done under the lock. Whoever comes
@@ -372,7 +429,7 @@ static bool is_leaving(const void *address) {
  */
 static struct overlay *take_out(const void *address, bool cumem, struct tp_pieces *ret_pieces) {
     pthread_mutex_lock(&table_lock);
-    while (!cumem && is_leaving(address))
+    while ((!cumem && is_leaving(address)) || is_opening(address))
         pthread_cond_wait(&left, &table_lock);
     struct overlay *overlay = find_ready(address);
     if (overlay != NULL && (overlay->pieces.wire_kind == TP_WIRE_CUMEM) != cumem)

@@ -52,6 +52,13 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
                         void **ret_address);
 
 /*
+ * Let the GPUs that this process uses by now reach what tp_segment_allocate has made: the
+ * host process's own copies between the two fail without. To be called when there may be more of
+ * either. Makes no context; a few driver calls where there is nothing to do.
+ */
+void tp_segment_open_to_gpus(void);
+
+/*
  * Give back memory that tp_segment_allocate has made, whoever asks with whatever function: true
  * when `address` was the start of such a segment, which is gone then (a forked child's stays). An
  * overlay that starts there is taken away first: false, the memory is its allocator's. Three

@@ -264,6 +264,18 @@ static void note_range(const void *address, size_t bytes, const struct cxx_strin
     tp_register_range(address, bytes, text);
 }
 
+/*
+ * A process that lends CUDA memory and has GPUs: what lies in its own segment Mooncake copies
+ * itself, with addresses that only the CPU reaches at first. Whoever copies from or to a GPU has
+ * registered its memory before.
+ */
+static void reach_own_segments(const struct tp_config *config) {
+    if (config && config->store.half == TP_HALF_ON && config->store.kind == TP_SEGMENT_CUMEM &&
+        !config->platform_cpu) {
+        tp_segment_open_to_gpus();
+    }
+}
+
 int tp_hook_te_register(void *self, void *address, size_t bytes, const struct cxx_string *location,
                         bool remote_accessible, bool update_metadata) {
     struct tp_module *module = tp_module_of(CALLER());
@@ -278,6 +290,7 @@ int tp_hook_te_register(void *self, void *address, size_t bytes, const struct cx
     if (store_memory) {
         tp_segment_settle(address, bytes);
     }
+    reach_own_segments(config);
     int rc = real(self, address, bytes, location, remote_accessible, update_metadata);
     if (rc == 0 && store_memory) {
         tp_overlays_publish(self, address, config);
@@ -311,6 +324,7 @@ int tp_hook_te_register_batch(void *self, const struct cxx_vector *buffers,
                               const struct cxx_string *location) {
     tp_real_te_register_batch real =
         (tp_real_te_register_batch)tp_next(TP_HOOK_te_register_batch, tp_module_of(CALLER()));
+    reach_own_segments(tp_shim_config());
     int rc = real ? real(self, buffers, location) : -1;
 
     if (rc == 0 && tp_transport_on()) {

@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "env/cuda.h"
 #include "env/env.h"
 #include "env/stats.h"
 #include "transport/importer.h"
@@ -167,7 +168,7 @@ int tp_import_begin(struct tp_peer_segment *segment, const struct tp_msg_segment
 /* The GPUs that shall reach every piece: those in use, and those that requests came from. */
 static void look_for_devices(struct tp_peer *peer) {
     uint64_t wanted = atomic_load_explicit(&peer->devices_wanted, memory_order_relaxed);
-    uint64_t opening = (peer->opening | wanted | tp_vmm_active_devices()) & ~peer->shut;
+    uint64_t opening = (peer->opening | wanted | tp_cuda_active_devices()) & ~peer->shut;
     uint32_t high = atomic_load(&peer->segment_high);
     for (uint32_t i = 0; i < high && opening != peer->opening; i++)
         peer->segments[i].next_open = 0;

@@ -215,20 +215,3 @@ bool tp_vmm_unmap(char *address, uint64_t bytes) {
             (unsigned long long)bytes >> 20, tp_cuda_error(result));
     return result == TP_CUDA_SUCCESS;
 }
-
-uint64_t tp_vmm_active_devices(void) {
-    const struct tp_cuda *cuda = tp_cuda(false, NULL);
-    uint64_t devices = 0;
-    int count = 0;
-    if (!cuda || !tp_cuda_has(TP_CUDA_COPY) || cuda->device_get_count(&count) != TP_CUDA_SUCCESS)
-        return 0;
-    for (int i = 0; i < count && i < DEVICES; i++) {
-        tp_cu_device device = 0;
-        unsigned flags = 0;
-        int active = 0;
-        if (cuda->device_get(&device, i) == TP_CUDA_SUCCESS &&
-            cuda->primary_get_state(device, &flags, &active) == TP_CUDA_SUCCESS && active)
-            devices |= UINT64_C(1) << i;
-    }
-    return devices;
-}

@@ -35,7 +35,4 @@ uint64_t tp_vmm_open(char *address, uint64_t bytes, uint64_t devices);
  * with one line logged. */
 bool tp_vmm_unmap(char *address, uint64_t bytes);
 
-/* The GPUs whose primary context this process has made active, a bit each. */
-uint64_t tp_vmm_active_devices(void);
-
 #endif

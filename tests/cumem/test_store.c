@@ -3,6 +3,7 @@
  * context, and given back by whoever frees them; failures leave nothing. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -164,5 +165,99 @@ Test(cumem_store, a_forked_child_keeps_nothing_and_may_free) {
     cr_assert_eq(*(char *)address, 7);
     cr_assert(tp_segment_free(address));
     double_proper(0);
+    cr_assert(bench_config_free(config));
+}
+
+/* ---- GPUs of the process itself ---- */
+
+typedef void *context_t;
+
+static int gpu_copy(uint64_t to, uint64_t from, size_t bytes) {
+    return DOUBLE(int, "cuMemcpy", (uint64_t, uint64_t, size_t))(to, from, bytes);
+}
+
+/* The first GPU's primary context, current here, and memory of it. */
+static uint64_t use_gpu(size_t bytes) {
+    context_t context = NULL;
+    uint64_t memory = 0;
+    cr_assert_eq(DOUBLE(int, "cuInit", (unsigned))(0), 0);
+    cr_assert_eq(DOUBLE(int, "cuDevicePrimaryCtxRetain", (context_t *, int))(&context, 0), 0);
+    cr_assert_eq(DOUBLE(int, "cuCtxPushCurrent_v2", (context_t))(context), 0);
+    cr_assert_eq(DOUBLE(int, "cuMemAlloc_v2", (uint64_t *, size_t))(&memory, bytes), 0);
+    return memory;
+}
+
+static void copies_reach(char *address, size_t bytes, uint64_t memory) {
+    memset(address, 7, bytes);
+    cr_assert_eq(gpu_copy(memory, (uintptr_t)address, bytes), 0);
+    memset(address, 0, bytes);
+    cr_assert_eq(gpu_copy((uintptr_t)address, memory, bytes), 0);
+    cr_assert_eq(address[0], 7);
+    cr_assert_eq(address[bytes - 1], 7);
+}
+
+/* Copies of the host process between its GPU and its own segment, all pieces of it. */
+Test(cumem_store, gpus_that_come_into_use_are_let_in) {
+    struct tp_config *config = cumem_config(2 * MIB);
+    void *address[2] = {NULL};
+    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, config, &address[0]), 0);
+    tp_segment_open_to_gpus(); /* there is none */
+    double_proper(0);
+    uint64_t memory = use_gpu(2 * MIB);
+    tp_segment_open_to_gpus();
+    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, config, &address[1]), 0);
+    tp_segment_open_to_gpus();
+    for (size_t i = 0; i < 4; i++)
+        copies_reach((char *)address[0] + i * 2 * MIB, 2 * MIB, memory);
+    for (size_t i = 0; i < 2; i++)
+        copies_reach((char *)address[1] + i * 2 * MIB, 2 * MIB, memory);
+    cr_assert(tp_segment_free(address[0]) && tp_segment_free(address[1]));
+    cr_assert_eq(double_mappings(), 0);
+    double_proper(1);
+    cr_assert(bench_config_free(config));
+}
+
+Test(cumem_store, a_gpu_that_is_refused_once_is_let_in_later) {
+    struct tp_config *config = cumem_config(2 * MIB);
+    void *address = NULL;
+    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, config, &address), 0);
+    uint64_t memory = use_gpu(4 * MIB);
+    double_fail("cuMemSetAccess:2=2");
+    tp_segment_open_to_gpus();
+    tp_segment_open_to_gpus();
+    for (size_t i = 0; i < 2; i++)
+        copies_reach((char *)address + i * 2 * MIB, 2 * MIB, memory);
+    cr_assert(tp_segment_free(address));
+    double_proper(1);
+    cr_assert(bench_config_free(config));
+}
+
+static void *free_it(void *address) {
+    return tp_segment_free(address) ? address : NULL;
+}
+
+static void *let_in(void *arg) {
+    tp_segment_open_to_gpus();
+    return arg;
+}
+
+/* It waits for the driver, and nothing is left mapped. */
+Test(cumem_store, what_is_freed_meanwhile_is_freed_after, .timeout = 60) {
+    struct tp_config *config = cumem_config(2 * MIB);
+    pthread_t threads[2];
+    void *address = NULL;
+    void *freed = NULL;
+    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, config, &address), 0);
+    (void)use_gpu(MIB);
+    cr_assert_eq(DOUBLE(int, "fakecuda_set_delays", (const char *))("cuMemSetAccess=300000"), 0);
+    cr_assert_eq(pthread_create(&threads[0], NULL, let_in, NULL), 0);
+    usleep(100000);
+    cr_assert_eq(pthread_create(&threads[1], NULL, free_it, address), 0);
+    pthread_join(threads[1], &freed);
+    pthread_join(threads[0], NULL);
+    cr_assert_eq(freed, address);
+    cr_assert_eq(double_mappings(), 0);
+    cr_assert_not(tp_segment_contains(address));
+    double_proper(1);
     cr_assert(bench_config_free(config));
 }

@@ -5,9 +5,10 @@ import os
 import time
 
 import pytest
+from harness import actions_double, machine, mounts, status
 from harness import actions_store as actions
-from harness import machine, mounts, status
 from harness.cluster import FORGETTING, FORGOTTEN_S, MIB
+from harness.wheels import ROOT
 
 pytestmark = pytest.mark.stores
 
@@ -88,6 +89,30 @@ def test_without_mooncakes_own_copies(cluster, mode):
         exchange(cluster, processes, seed=1, own_moves=True)
         assert [process.call(actions.close) for process in processes] == [0, 0]
         assert [process.finish() for process in processes] == [0, 0]
+
+
+@pytest.mark.parametrize("mode", ["memfd", "cumem"])
+def test_what_gpus_put_into_their_own_process(newest, mode):
+    """Mooncake copies that by itself, from and to addresses that a GPU has to reach; the rest is Tidepool's."""
+    newest.double = True
+    newest.use_segments(mode)
+    newest.start_master()
+    processes = [embedded(newest, name, PYTHONPATH=str(ROOT / "tests" / "fakecuda")) for name in ("one", "two")]
+    for process in processes:
+        attach(newest, process, 1)
+    for process in processes:
+        keys = [f"{process.name}{index}" for index in range(24)]
+        # The first finds GPUs that nobody has used before.
+        for name in ("first", "second"):
+            assert process.call(actions_double.device_round, keys=[f"{name}-{key}" for key in keys], size=MIB, seed=1)
+            found = process.call(actions.endpoints, keys=[f"{name}-{key}" for key in keys])
+            assert len({where for (where,) in found}) == 2, "they all lie in one process: the test shows nothing"
+        if not newest.stock:
+            assert newest.counters(process)["dma_bytes"] > 0
+            assert process.warnings == []
+    assert [process.call(actions.close) for process in processes] == [0, 0]
+    assert [process.finish() for process in processes] == [0, 0]
+    newest.assert_no_rule_broken()
 
 
 @pytest.mark.slow
