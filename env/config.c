@@ -269,6 +269,7 @@ static void parse_mooncakes_memory(const struct tp_parse *parse) {
         uring = tp_parse_variable(parse, "MOONCAKE_USE_URING");
     store->restore_uring = uring && !strcmp(uring, "true");
     store->pins_segments = pinned && strcmp(pinned, "0") != 0;
+    store->asks_hugepages = parse->getenv_fn("MC_STORE_USE_HUGEPAGE", parse->arg) != NULL;
 }
 
 static void parse_store(const struct tp_parse *parse) {

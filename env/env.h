@@ -90,7 +90,8 @@ struct tp_store_config {
      * io_uring (MOONCAKE_OFFLOAD_USE_URING=true), which pins it. */
     uint64_t restore_bytes;
     bool restore_uring;
-    bool pins_segments; /* Mooncake's MC_STORE_PIN_MEMORY_MAX_BYTES is set and not 0 */
+    bool pins_segments;  /* Mooncake's MC_STORE_PIN_MEMORY_MAX_BYTES is set and not 0 */
+    bool asks_hugepages; /* Mooncake's MC_STORE_USE_HUGEPAGE is there, with whatever value */
 };
 
 struct tp_engine_config {

@@ -67,7 +67,9 @@ const struct tp_setting tp_settings[] = {
      "Mooncake's: its Rust store has no border that Tidepool could serve."},
     {"MC_STORE_PIN_MEMORY_MAX_BYTES", "bytes", "not set",
      "Mooncake's: segments are pinned after they were made shared; not under "
-     "MC_TENT_PLATFORM=cpu."},
+     "MC_TENT_PLATFORM=cpu, save by mooncake_client."},
+    {"MC_STORE_USE_HUGEPAGE", "anything", "not set",
+     "Mooncake's: segments lie on its huge pages; those of mooncake_client are not shared then."},
     {"MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES", "bytes", "1280 MiB",
      "Mooncake's: by this size the SSD restore buffer is known."},
     {"MOONCAKE_OFFLOAD_USE_URING", "true", "not set",

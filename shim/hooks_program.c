@@ -36,18 +36,18 @@ static const struct tp_config *store_config(const void *caller) {
 /* It has a segment, and the name by which peers would open it could not be learned. */
 static atomic_bool unnamed;
 
-static void learn_name(bool again) {
+static void learn_name(void) {
     char name[256];
     const char *reason = NULL;
     bool known = tp_program_name(name, sizeof(name), &reason) == 0;
 
-    atomic_store(&unnamed, !known);
+    bool before = atomic_exchange(&unnamed, !known);
     if (known) {
         tp_shim_set_name(name, true);
     }
-    if (known && again) {
+    if (known && before) {
         tp_log(TP_LOG_WARN, "the name by which peers open this program is known now: %s", name);
-    } else if (!known && !again) {
+    } else if (!known && !before) {
         tp_log(TP_LOG_WARN,
                "the name by which peers open this program could not be learned (%s): engines will "
                "use Mooncake's transport",
@@ -72,18 +72,32 @@ static void check_reached(void) {
     }
 }
 
+/* Such segments it maps by calls of its own, and neither asks of libc. */
+static void say_huge_pages(const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+
+    if (config->store.asks_hugepages && tp_program_is_store()) {
+        tp_log_once(&said, TP_LOG_WARN,
+                    "MC_STORE_USE_HUGEPAGE wins in this program, whose mappings of huge pages "
+                    "cannot be taken: Mooncake's own transport serves its segments; unset it and "
+                    "use TIDEPOOL_HUGEPAGES=1 or a directory on hugetlbfs");
+    }
+}
+
 int tp_hook_listen(int fd, int backlog) {
     tp_real_listen real = NULL;
     void *symbol = tp_libc_next(TP_LIBC_listen);
 
     memcpy(&real, &symbol, sizeof(real));
     int rc = real ? real(fd, backlog) : (int)syscall(SYS_listen, fd, backlog);
-    if (rc == 0 && store_config(CALLER())) {
+    const struct tp_config *config = rc == 0 ? store_config(CALLER()) : NULL;
+    if (config) {
         int error = errno;
         tp_program_listens(fd);
         check_reached();
+        say_huge_pages(config);
         if (atomic_load(&unnamed)) { /* fds run out and come back */
-            learn_name(true);
+            learn_name();
         }
         errno = error;
     }
@@ -105,11 +119,27 @@ static void release(void *unused, void *address) {
     tp_hook_free(address);
 }
 
-static void publish(void *address, const struct tp_config *config) {
-    learn_name(false);
+void tp_overlays_publish_program(void *address, const struct tp_config *config) {
+    learn_name();
     /* Nobody sees it registered: told now, it is used when the master gives out its addresses,
      * after that. A failure has its own line: served by Mooncake's transport. */
     (void)tp_segment_publish(address, config);
+}
+
+/* What modules are kept from (hooks_modes.c) such a program does unseen. */
+static void say_pinning(const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    bool cumem = config->store.kind == TP_SEGMENT_CUMEM;
+
+    if (config->store.pins_segments && (cumem || config->platform_cpu)) {
+        tp_log_once(&said, TP_LOG_WARN, "MC_STORE_PIN_MEMORY_MAX_BYTES: %s",
+                    cumem ? "segments of MC_STORE_CUMEM_SOCKET_DIR are pinned as they are; this "
+                            "program tries to all the same, in vain, and makes a CUDA context for "
+                            "it: unset it"
+                          : "this program pins its segments itself, and makes a CUDA context for "
+                            "it: it wins over MC_TENT_PLATFORM=cpu; unset it to keep this store "
+                            "off the GPU");
+    }
 }
 
 static void *allocate_segment(size_t bytes, const struct tp_config *config) {
@@ -121,7 +151,8 @@ static void *allocate_segment(size_t bytes, const struct tp_config *config) {
     tp_shim_start_store(config);
     void *address = tp_overlays_allocate(&next, PROGRAM_ALIGNMENT, bytes, config);
     if (address) {
-        publish(address, config);
+        tp_overlays_publish_program(address, config);
+        say_pinning(config);
     }
     return address;
 }

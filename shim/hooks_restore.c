@@ -109,13 +109,16 @@ int tp_hook_posix_memalign(void **ret_address, size_t alignment, size_t bytes) {
         !of_a_store(CALLER(), &program)) {
         return next_posix_memalign(ret_address, alignment, bytes);
     }
+    if (program) {
+        tp_shim_start_store(config);
+    }
     void *address = allocate_restore(alignment, bytes, config);
     if (address) {
         atomic_store(&refused, NULL);
         atomic_store(&latest, address);
         *ret_address = address;
         if (program) {
-            (void)tp_segment_publish(address, config);
+            tp_overlays_publish_program(address, config);
         }
         return 0;
     }

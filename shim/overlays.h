@@ -48,6 +48,10 @@ bool tp_restore_refused(const void *address);
 /* `engine` has registered it: publish, and remember whose it is. */
 void tp_overlays_publish(const void *engine, void *address, const struct tp_config *config);
 
+/* The same for the main program, whose registrations nobody sees: publish it under the program's
+ * name, now and for good. (hooks_program.c) */
+void tp_overlays_publish_program(void *address, const struct tp_config *config);
+
 /* `engine` is another object from now on, at `now`: what it has published is that one's. */
 void tp_overlays_move(const void *engine, const void *now);
 

@@ -153,6 +153,16 @@ Test(config, foreign_values_of_mooncakes_settings_are_left_alone) {
     cr_assert(noticed("MC_TENT_PLATFORM: \"cuda\""));
 }
 
+/* Mooncake looks whether it is there. */
+Test(config, huge_pages_of_mooncakes_are_asked_for_by_any_value) {
+    PARSE(STORE);
+    cr_assert_not(config.store.asks_hugepages);
+    PARSE(STORE, "MC_STORE_USE_HUGEPAGE=0");
+    cr_assert(config.store.asks_hugepages);
+    PARSE(STORE, "MC_STORE_USE_HUGEPAGE=");
+    cr_assert(config.store.asks_hugepages);
+}
+
 struct wrong {
     enum { STORE_HALF, ENGINE_HALF, BOTH_HALVES } half;
     const char *variable; /* added to a right configuration of both halves */
