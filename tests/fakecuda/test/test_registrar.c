@@ -201,6 +201,37 @@ Test(registrar, the_chunk_that_was_not_used_for_longest_gives_way, .timeout = 60
     no_violation();
 }
 
+enum { N = 7 };
+
+/* One after the other, in this order: that of their registration, or of their last use after it. */
+static void check_order(const unsigned *order, bool used_again) {
+    begin(REGISTER ", \"register_max_bytes\": \"40M\"", CHUNK);
+    tp_registrar_set_idle_ms(100);
+    struct mapped *mapped = map_segment(2 * N * CHUNK, 2 * N * CHUNK, 4096);
+    for (unsigned i = 0; i < N; i++)
+        cr_assert(touch(mapped, i));
+    cr_assert_eq(counted(TP_REGISTERED_BYTES), N * CHUNK);
+    for (unsigned i = 0; i < N && used_again; i++)
+        cr_assert(hold_once(mapped, order[i]));
+    for (unsigned i = 0; i < N; i++) {
+        cr_assert(comes(mapped, N + i, 5000));
+        for (unsigned k = 0; k < N; k++)
+            cr_assert_eq(is_registered(mapped, order[k] * CHUNK), k > i, "%u after %u", k, i);
+    }
+    cr_assert_eq(counted(TP_REGISTER_EVICTIONS), N);
+    tp_registrar_stop();
+    cr_assert_not(unmap_segment(mapped));
+    no_violation();
+}
+
+Test(registrar, chunks_give_way_in_the_order_of_their_last_use, .timeout = 60) {
+    check_order((const unsigned[N]){4, 1, 6, 0, 3, 5, 2}, true);
+}
+
+Test(registrar, chunks_that_were_used_once_give_way_in_order, .timeout = 60) {
+    check_order((const unsigned[N]){0, 1, 2, 3, 4, 5, 6}, false);
+}
+
 Test(registrar, one_use_is_no_reason, .timeout = 60) {
     begin(REGISTER ", \"register_max_bytes\": \"6M\"", CHUNK);
     tp_registrar_set_idle_ms(20);
