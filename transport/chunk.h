@@ -71,6 +71,7 @@ struct tp_chunks {
     _Atomic uint32_t last; /* chunk that was held last */
     unsigned busy;         /* threads of the registrar that look at a chunk; under its lock */
     bool dropped, stuck;   /* under its lock */
+    bool out_of_time;      /* the last slice of a drop ended by the clock; the peer thread's */
     uint32_t let_go;       /* chunks of a dropped segment that are not registered any more */
     unsigned refusals;     /* of the driver, to let them go */
     struct tp_chunk chunk[];

@@ -336,7 +336,7 @@ static int work(uint64_t now) {
             if (end != TP_LINK_LIVES)
                 link_ended(i, end, now);
         }
-        if (tp_link_held(link) && (link->state != TP_LINK_DRAIN || !tp_link_drain(link)))
+        if (tp_link_held(link) && (link->state != TP_LINK_DRAIN || !tp_link_drain(link, &busy)))
             held = true;
     }
     void (*reap)(void) = atomic_load(&reaper);
@@ -487,7 +487,7 @@ void tp_peer_stop(void) {
         if (link->state == TP_LINK_HELLO || link->state == TP_LINK_OPEN)
             tp_link_end(link);
         if (link->state == TP_LINK_DRAIN)
-            (void)tp_link_drain(link);
+            (void)tp_link_drain(link, &(bool){false});
     }
     close_fds();
     finder.running = false;

@@ -477,10 +477,12 @@ static void drop_mapped(struct tp_peer_segment *segment, bool stuck) {
     }
 }
 
-void tp_import_drop(struct tp_peer_segment *segment) {
+void tp_import_drop(struct tp_peer_segment *segment, bool *ret_busy) {
     bool stuck = false;
-    if (segment->chunks && !tp_chunks_drop(segment->chunks, &stuck))
+    if (segment->chunks && !tp_chunks_drop(segment->chunks, &stuck)) {
+        *ret_busy |= tp_chunks_drop_goes_on(segment->chunks);
         return;
+    }
     if (is_cumem(segment) && !drop_cumem(segment))
         return;
     if (!is_cumem(segment) && segment->reserved)

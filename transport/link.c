@@ -469,14 +469,14 @@ static bool may_drop(struct tp_peer *peer, struct tp_peer_segment *segment) {
 }
 
 /* Let go of withdrawn segments, and count those whose pieces can be asked for. */
-static unsigned look_at_segments(struct tp_link *link, bool *ready) {
+static unsigned look_at_segments(struct tp_link *link, bool *ready, bool *ret_busy) {
     struct tp_peer *peer = link->peer;
     uint32_t high = atomic_load(&peer->segment_high);
     unsigned count = 0;
     for (uint32_t i = 0; i < high; i++) {
         struct tp_peer_segment *segment = &peer->segments[i];
         if (may_drop(peer, segment))
-            tp_import_drop(segment);
+            tp_import_drop(segment, ret_busy);
         ready[i] =
             atomic_load(&segment->state) == TP_SEGMENT_LIVE && tp_import_ready(peer, segment);
         count += ready[i];
@@ -490,7 +490,7 @@ enum tp_link_end tp_link_work(struct tp_link *link, uint64_t now_ms, bool *ret_b
         return now_ms >= link->deadline_ms && !tp_wire_unread(link->fd) ? TP_LINK_SILENT
                                                                         : TP_LINK_LIVES;
     tp_import_retry(link->peer, now_ms);
-    if (look_at_segments(link, ready) == 0)
+    if (look_at_segments(link, ready, ret_busy) == 0)
         return TP_LINK_LIVES;
     unsigned in_flight = wants_in_flight(link);
     bool prefaulted = false;
@@ -533,13 +533,13 @@ void tp_link_end(struct tp_link *link) {
     link->state = TP_LINK_DRAIN;
 }
 
-bool tp_link_drain(struct tp_link *link) {
+bool tp_link_drain(struct tp_link *link, bool *ret_busy) {
     if (atomic_load(&link->peer->refs) != 0 || link->peer->jobs != 0)
         return false;
     bool empty = true;
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
         if (atomic_load(&link->peer->segments[i].state) != TP_SEGMENT_EMPTY)
-            tp_import_drop(&link->peer->segments[i]);
+            tp_import_drop(&link->peer->segments[i], ret_busy);
         empty = empty && atomic_load(&link->peer->segments[i].state) == TP_SEGMENT_EMPTY;
     }
     if (!empty)

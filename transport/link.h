@@ -76,8 +76,9 @@ void tp_link_imported(struct tp_link *link, const struct tp_import_job *job);
 /* The connection has ended: nothing is routed to it from here on. */
 void tp_link_end(struct tp_link *link);
 
-/* In TP_LINK_DRAIN: unmap, if nothing refers to the mappings any more. true: the link is free. */
-bool tp_link_drain(struct tp_link *link);
+/* In TP_LINK_DRAIN: unmap, if nothing refers to the mappings any more. true: the link is free.
+ * *ret_busy is set when there is more to do at once. */
+bool tp_link_drain(struct tp_link *link, bool *ret_busy);
 
 /* Is anything waiting for references to go: a dead peer, or a withdrawn segment? */
 bool tp_link_held(const struct tp_link *link);

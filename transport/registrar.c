@@ -464,10 +464,12 @@ bool tp_chunks_drop(struct tp_chunks *chunks, bool *ret_stuck) {
     uint64_t end = tp_now_ns() + SLICE_NS;
     pthread_mutex_lock(&registrar.lock);
     chunks->dropped = true;
+    chunks->out_of_time = false;
     forget_wanted(chunks);
     while (chunks->let_go < chunks->count && let_go(chunks, &chunks->chunk[chunks->let_go])) {
         chunks->let_go++;
-        if (chunks->let_go % CHUNKS_A_LOOK == 0 && tp_now_ns() > end)
+        chunks->out_of_time = chunks->let_go % CHUNKS_A_LOOK == 0 && tp_now_ns() > end;
+        if (chunks->out_of_time)
             break;
     }
     bool done = chunks->let_go == chunks->count && chunks->busy == 0;
@@ -477,4 +479,8 @@ bool tp_chunks_drop(struct tp_chunks *chunks, bool *ret_stuck) {
     *ret_stuck = chunks->stuck;
     free(chunks);
     return true;
+}
+
+bool tp_chunks_drop_goes_on(const struct tp_chunks *chunks) {
+    return chunks->out_of_time;
 }

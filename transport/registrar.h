@@ -39,6 +39,10 @@ struct tp_chunks *tp_chunks_new(char *address, const struct tp_msg_segment *mess
  */
 bool tp_chunks_drop(struct tp_chunks *chunks, bool *ret_stuck);
 
+/* After a tp_chunks_drop that was not the last: has only its slice ended, so that the next may
+ * follow at once? The peer thread. */
+bool tp_chunks_drop_goes_on(const struct tp_chunks *chunks);
+
 /* The chunk that `address` lies in, and how many bytes from there belong to it. Any thread, while
  * the peer is held. */
 struct tp_chunk *tp_chunk_at(struct tp_chunks *chunks, const void *address, uint64_t *ret_bytes);

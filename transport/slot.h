@@ -147,7 +147,7 @@ bool tp_import_ready(struct tp_peer *peer, struct tp_peer_segment *segment);
 
 /* Unmap and free everything; nothing may refer to it. The entry is empty then, or it is not yet:
  * what is registered with CUDA is let go in bounded slices, what the driver refuses is tried again,
- * and one more call is needed. */
-void tp_import_drop(struct tp_peer_segment *segment);
+ * and one more call is needed. *ret_busy is set when that may come at once. */
+void tp_import_drop(struct tp_peer_segment *segment, bool *ret_busy);
 
 #endif

@@ -13,7 +13,7 @@
 #include "env/env.h"
 
 #define FAKE_BASE UINT64_C(0x700000000000) /* where the store says its segment lies */
-#define FAKE_PIECES_MAX 16
+#define FAKE_PIECES_MAX 64
 
 enum fake_manner {
     FAKE_GOOD,

@@ -10,6 +10,7 @@
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -24,8 +25,7 @@ static struct fake_store store;
 static int engine_key;
 static CUdeviceptr gpu;
 
-/* Pieces of 6 MiB: chunks of 4, 2, 4, 2, 4, 2 and 2 MiB. */
-static void start(const char *settings, enum fake_manner manner) {
+static void start_cut(const char *settings, enum fake_manner manner, uint64_t piece_bytes) {
     config = fake_config();
     load_driver(settings);
     (void)use_device(0);
@@ -36,14 +36,19 @@ static void start(const char *settings, enum fake_manner manner) {
     fake_start(&store, config,
                &(struct fake_options){.name = NAME,
                                       .bytes = BYTES,
-                                      .piece_bytes = 6 * MIB,
+                                      .piece_bytes = piece_bytes,
                                       .manner = manner,
                                       .gone_ms = 1500});
     tp_engine_open(engine, 1, NAME, strlen(NAME));
-    for (uint64_t offset = 0; offset < BYTES; offset += 6 * MIB)
+    for (uint64_t offset = 0; offset < BYTES; offset += piece_bytes)
         cr_assert(rig_wait(engine, 1, FAKE_BASE + offset, 5000));
     for (uint64_t i = 0; i < BYTES; i++)
         store.memory[i] = (unsigned char)(i * 7 + i / 4099);
+}
+
+/* Pieces of 6 MiB: chunks of 4, 2, 4, 2, 4, 2 and 2 MiB. */
+static void start(const char *settings, enum fake_manner manner) {
+    start_cut(settings, manner, 6 * MIB);
 }
 
 static void *gpu_at(uint64_t offset) {
@@ -105,12 +110,16 @@ static bool becomes(enum tp_counter counter, uint64_t value) {
     return false;
 }
 
-static void register_all(void) {
+static void register_chunks(uint64_t count) {
     submit_one(0x70, TP_OP_READ, 0, BYTES);
     cr_assert_eq(rig_finish(0x70, NULL), TP_TASK_COMPLETED);
     cr_assert_eq(rig_free(0x70), 0);
     cr_assert(becomes(TP_REGISTERED_BYTES, BYTES));
-    cr_assert_eq(counted(TP_REGISTRATIONS), 7);
+    cr_assert_eq(counted(TP_REGISTRATIONS), count);
+}
+
+static void register_all(void) {
+    register_chunks(7);
 }
 
 Test(registered_peer, blocks_that_together_are_half_a_chunk, .timeout = 60) {
@@ -210,6 +219,35 @@ Test(registered_peer, a_killed_stores_chunks_go, .timeout = 60) {
     register_all();
     fake_end(&store);
     cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    no_violation();
+}
+
+static _Atomic unsigned slept;
+int __real_epoll_wait(int fd, struct epoll_event *events, int count, int timeout);
+int __wrap_epoll_wait(int fd, struct epoll_event *events, int count, int timeout);
+
+int __wrap_epoll_wait(int fd, struct epoll_event *events, int count, int timeout) {
+    int found = __real_epoll_wait(fd, events, count, timeout);
+    if (found == 0 && timeout > 0)
+        atomic_fetch_add(&slept, 1);
+    return found;
+}
+
+/* Much registered memory takes the driver longer than one slice, and the next store waits for it.
+ */
+Test(registered_peer, a_killed_stores_chunks_go_without_a_pause, .timeout = 60) {
+    start_cut(REGISTER, FAKE_GOOD, 320 << 10);
+    register_chunks(64);
+    cr_assert_eq(DRIVER(fakecuda_set_delays)("cuMemHostUnregister=5000"), 0);
+    fake_kill(&store);
+    for (uint64_t end = tp_now_ms() + 10000;
+         counted(TP_REGISTERED_BYTES) == BYTES && tp_now_ms() < end;)
+        usleep(1000);
+    unsigned before = atomic_load(&slept);
+    cr_assert(becomes(TP_REGISTERED_BYTES, 0));
+    unsigned pauses = atomic_load(&slept) - before;
+    cr_assert_leq(pauses, 1, "%u", pauses);
+    fake_end(&store);
     no_violation();
 }
 
