@@ -4,6 +4,7 @@ both; and what they put is what engines get the short way."""
 import pytest
 from harness import actions_store as actions
 from harness.cluster import MIB
+from harness.mounts import segment_folder
 
 pytestmark = pytest.mark.stores
 
@@ -34,6 +35,25 @@ def test_what_a_dummy_puts_engines_get(cluster, loaded):
     assert made.call(actions.close) == 0
     assert made.finish() == 0
     assert client.terminate() == 143
+
+
+@pytest.mark.parametrize("mode", ["tmpfs", "hugetlbfs", "cumem"])
+def test_whatever_segments_are_made_of(newest, mode):
+    with segment_folder(mode, 64) as where:
+        newest.use_segments(where)
+        client = newest.client(segment="64MB")
+        made = dummy(newest, client, {})
+        engine = newest.engine()
+        newest.warm(engine)
+        assert made.call(actions.write_plain, keys=KEYS, sizes=SIZES, seed=1) == [0] * len(KEYS)
+        before = newest.counters(engine)
+        assert engine.call(actions.read_keys, keys=KEYS, sizes=SIZES, seed=1) == {"results": SIZES, "wrong": []}
+        newest.assert_local(engine, before, read=sum(SIZES))
+        theirs = [f"engine-{key}" for key in KEYS]
+        assert engine.call(actions.write_keys, keys=theirs, sizes=SIZES, seed=2) == [0] * len(KEYS)
+        assert made.call(actions.read_plain, keys=theirs, sizes=SIZES, seed=2) == []
+        assert (made.call(actions.close), made.finish(), client.terminate()) == (0, 0, 143)
+        newest.assert_no_rule_broken()
 
 
 def test_a_dummy_of_one_reads_what_lies_in_another(cluster):

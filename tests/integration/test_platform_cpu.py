@@ -13,6 +13,7 @@ from harness import actions_store as actions
 from harness import wheels
 from harness.cluster import MIB, Cluster
 from harness.wheels import ROOT, TOOL
+from test_ssd_tier import disk, put_and_evict, read_back, store_with_disk  # noqa: F401 (disk is a fixture)
 
 pytestmark = pytest.mark.stores
 
@@ -153,6 +154,32 @@ def test_a_store_makes_no_context_where_there_are_gpus(newest, where):
         assert not [call for call in made if call.startswith(CONTEXT)], made
         (line,) = store.warnings
         assert "MC_STORE_PIN_MEMORY_MAX_BYTES is not followed" in line
+
+
+@pytest.mark.parametrize("where", ["memfd", "cumem"])
+def test_nor_does_one_with_a_disk(newest, disk, where):  # noqa: F811
+    newest.double = True
+    newest.use_segments(where)
+    store = store_with_disk(newest, disk, MC_TENT_PLATFORM="cpu")
+    engine = newest.engine()
+    put_and_evict(engine)
+    read_back(newest, engine)
+    assert (store.call(actions.close), store.finish()) == (0, 0)
+    made = newest.driver_calls(store)
+    assert "cudaPointerGetAttributes" in made and not [call for call in made if call.startswith(CONTEXT)], made
+    assert newest.stock or store.warnings == []
+
+
+def test_with_a_disk_where_there_is_no_cuda(bare, disk):  # noqa: F811
+    """The store is started by `tidepool run`, with the stand-ins."""
+    start = bare.store_environment
+    bare.store_environment = lambda **extra: without_preload(start(**extra))
+    store = store_with_disk(bare, disk, MC_TENT_PLATFORM="cpu")
+    engine = bare.engine(environment={**without_preload(bare.engine_environment()), "MC_TENT_PLATFORM": "cpu"})
+    put_and_evict(engine)
+    read_back(bare, engine)
+    assert (store.call(actions.close), store.finish()) == (0, 0)
+    assert store.warnings == []
 
 
 def test_the_pinned_restore_arena_is_said_to_make_one(newest):

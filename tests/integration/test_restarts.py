@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 import signal
+import threading
 import time
 
 import pytest
@@ -98,6 +99,47 @@ def test_a_store_waits_for_pages_and_starts_as_soon_as_they_are_free(cluster, po
     machine.sleep(FORGOTTEN_S)  # the master forgets the dead store
     cluster.warm(engine)
     assert engine.call(actions.write_keys, keys=["k"], sizes=[MIB], seed=1) == [0]
+
+
+@pytest.mark.parametrize("kind", ["python", "mooncake_client"])
+def test_one_with_a_disk_waits_for_its_buffer_too(cluster, tmp_path, kind):
+    """Segment and buffer take the whole pool. Both kinds of stores wait where memory is allocated."""
+    if cluster.stock:
+        pytest.skip("nothing of Mooncake's own lies on hugetlbfs")
+    (tmp_path / "ssd").mkdir()
+    buffer = 8 * 2 * MIB
+    disk = {
+        "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(tmp_path / "ssd"),
+        "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(buffer),
+    }
+    with mounts.segment_folder("hugetlbfs", SEGMENT // MIB) as where:
+        pages = free()
+        segment = pages * 2 * MIB - buffer
+        cluster.use_segments(where)
+        cluster.start_master("-enable_offload=true", *FORGETTING)
+        environment = cluster.store_environment(**disk)
+
+        def start(name):
+            if kind == "mooncake_client":
+                return cluster.client(name, segment=str(segment), environment=environment, enable_offload="true")
+            return cluster.store(name, segment_bytes=segment, environment=environment, enable_ssd_offload=True)
+
+        store, engine = start("store"), cluster.engine()
+        cluster.warm(engine)
+        assert free() == 0
+        engine.signal(signal.SIGSTOP)
+        store.kill()
+        going_on = threading.Timer(2, engine.signal, [signal.SIGCONT])
+        going_on.start()
+        fresh = start("fresh")
+        going_on.join()
+        assert free() == 0
+        (line,) = said(fresh, "are missing: waiting")
+        needed = pages - buffer // (2 * MIB)
+        assert MISSING.search(line).groups() == (str(needed), "0", str(needed))
+        assert len(said(fresh, "there is room now")) == 1
+        machine.sleep(FORGOTTEN_S)  # the master forgets the dead store
+        cluster.warm(engine)
 
 
 def test_a_store_whose_pages_are_never_let_go_fails_in_time(cluster, pool):
