@@ -7,7 +7,7 @@ import time
 
 import pytest
 from harness import actions_store as actions
-from harness import status, wheels
+from harness import mounts, status, wheels
 from harness.cluster import FORGETTING, MIB
 
 pytestmark = pytest.mark.stores
@@ -118,6 +118,29 @@ def test_every_store_of_the_host_by_shared_memory(cluster, count, way):
         reads = {peer["name"]: peer["read"] for peer in cluster.counters(engine).peers}
         was = {peer["name"]: peer["read"] for peer in before.peers}
         assert {name: reads[name] - was[name] for name in names} == dict.fromkeys(names, 6 * SIZE)
+
+
+@pytest.mark.parametrize("way", ["batch", "ranges"])
+def test_stores_of_every_kind_in_one_call(newest, way):
+    """Memory of three kinds, one of them in mooncake_client, and one directory of sockets."""
+    newest.double = True
+    with mounts.segment_folder("tmpfs", 256) as folder:
+        stores = []
+        for name, where in (("memfd", "memfd"), ("tmpfs", folder), ("cumem", "cumem")):
+            newest.use_segments(where)
+            stores.append(newest.client(name) if where == "memfd" else newest.store(name, segment_bytes=256 * MIB))
+        engine = newest.engine()
+        found = keys_on(engine, 3)
+        if not newest.stock:
+            status.until_attached(newest.directory, engine, 3)
+        before = newest.counters(engine)
+        keys = interleaved(found)
+        assert read_all(engine, keys, way) == {"results": [SIZE] * len(keys), "wrong": []}
+        newest.assert_local(engine, before, read=len(keys) * SIZE)
+        if not newest.stock:
+            details = [newest.counters(store).segments[0]["detail"].split()[0].rstrip(",") for store in stores]
+            assert details == ["memfd", "tmpfs", "CUDA"]
+        newest.assert_no_rule_broken()
 
 
 @pytest.mark.slow
