@@ -5,6 +5,7 @@ import fcntl
 import os
 import subprocess
 import tempfile
+import time
 
 import pytest
 
@@ -41,8 +42,13 @@ def number(path):
 def huge_pages(count, pool=POOL, free=FREE, size="2 MiB"):
     with open(LOCK, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Pages that processes of the test before still held when it gave its own back count in the pool until they end.
-        before = number(pool) - number(free.replace("free_", "surplus_"))
+        # Pages that processes of the test before still held when it gave its own back count in the pool until they end, which
+        # is waited for: they would come to be free in the middle of this one.
+        surplus = free.replace("free_", "surplus_")
+        deadline = time.monotonic() + 2
+        while number(surplus) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        before = number(pool) - number(surplus)
         try:
             for _ in range(4):
                 missing = count - number(free)
