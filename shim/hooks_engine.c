@@ -267,7 +267,7 @@ static void note_range(const void *address, size_t bytes, const struct cxx_strin
 /*
  * A process that lends CUDA memory and has GPUs: what lies in its own segment Mooncake copies
  * itself, with addresses that only the CPU reaches at first. Whoever copies from or to a GPU has
- * registered its memory before.
+ * mostly registered its memory before; for the others GPUs are looked for each second (start.c).
  */
 static void reach_own_segments(const struct tp_config *config) {
     if (config && config->store.half == TP_HALF_ON && config->store.kind == TP_SEGMENT_CUMEM &&

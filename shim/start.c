@@ -54,6 +54,9 @@ static void start(void) {
     const struct tp_config *config = tp_config();
 
     tp_shim_start_store(config);
+    if (config->store.kind == TP_SEGMENT_CUMEM && !config->platform_cpu) {
+        tp_transport_set_look(tp_segment_open_to_gpus);
+    }
     if (config->engine.half == TP_HALF_ON && tp_transport_start(config) == 0) {
         atomic_fetch_or(&tp_stats_page()->roles, TP_ROLE_ENGINE);
         (void)tp_server_start(false,

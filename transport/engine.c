@@ -253,6 +253,10 @@ void tp_engine_close(struct tp_engine *engine, uint64_t handle) {
         atomic_store_explicit(&entry->name, NULL, memory_order_release);
 }
 
+void tp_transport_set_look(void (*look)(void)) {
+    tp_peer_set_look(look);
+}
+
 int tp_transport_start(const struct tp_config *config) {
     if (tp_inert())
         return -ECANCELED;

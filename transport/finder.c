@@ -72,6 +72,12 @@ void tp_peer_set_reaper(void (*reap)(void)) {
     atomic_store(&reaper, reap);
 }
 
+static void (*_Atomic looker)(void);
+
+void tp_peer_set_look(void (*look)(void)) {
+    atomic_store(&looker, look);
+}
+
 void tp_peer_kick(void) {
     atomic_store(&look_pending, true);
     tp_peer_wake();
@@ -315,6 +321,9 @@ static void scan(uint64_t now) {
         dir_open();
     if (finder.dir_fd >= 0)
         scan_entries();
+    void (*look)(void) = atomic_load(&looker);
+    if (look)
+        look();
 }
 
 static void take_imported(void) {

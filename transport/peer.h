@@ -102,5 +102,7 @@ struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone);
 int tp_peer_start(const struct tp_config *config);
 void tp_peer_stop(void);
 void tp_peer_set_reaper(void (*reap)(void));
+/* `look` is called from the thread once a second, more often when stores come and go. */
+void tp_peer_set_look(void (*look)(void));
 
 #endif

@@ -57,6 +57,11 @@ void tp_engine_close(struct tp_engine *engine, uint64_t handle);
  */
 int tp_transport_start(const struct tp_config *config);
 
+/* `look` is called about once a second from the thread of tp_transport_start, which goes on after
+ * it.
+ */
+void tp_transport_set_look(void (*look)(void));
+
 /* End the thread, unmap what no copy uses. Safe to call twice, or never. */
 void tp_transport_stop(void);
 

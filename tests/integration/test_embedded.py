@@ -115,6 +115,23 @@ def test_what_gpus_put_into_their_own_process(newest, mode):
     newest.assert_no_rule_broken()
 
 
+def test_a_gpu_whose_memory_was_never_registered(newest):
+    """Mooncake copies such memory from and to its own process's segment; a GPU in use is noticed within a second or two."""
+    newest.double = True
+    newest.use_segments("cumem")
+    newest.start_master()
+    one = embedded(newest, "one", PYTHONPATH=str(ROOT / "tests" / "fakecuda"))
+    number = iter(range(1000))
+
+    def right():
+        name = next(number)
+        return one.call(actions_double.device_round, keys=[f"{name}-{i}" for i in range(3)], size=MIB, seed=name, register=False)
+
+    status.until(right, "a put and a get of GPU memory", 5)
+    assert all(right() for _ in range(3))
+    assert (one.call(actions.close), one.finish()) == (0, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memfd", "cumem"])
 def test_one_is_killed_while_the_others_work_and_comes_back(cluster, mode):

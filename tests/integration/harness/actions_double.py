@@ -9,29 +9,31 @@ from .memory import random_bytes
 
 
 class DeviceBuffer:
-    """Registered memory of a GPU."""
+    """Memory of a GPU, registered or not."""
 
-    def __init__(self, w, size, seed=None):
+    def __init__(self, w, size, seed=None, register=True):
         if "cuda" not in w.kept:
             w.kept["cuda"] = fakecuda.Cuda()
         self.cuda = w.kept["cuda"]
         self.size = size
         self.address = self.cuda.alloc(size)
         self.cuda.poke(self.address, b"\x5a" * size if seed is None else random_bytes(size, seed).tobytes())
-        assert w.store.register_buffer(self.address, size) == 0
+        self.registered = register
+        assert not register or w.store.register_buffer(self.address, size) == 0
 
     def holds(self, seed):
         return self.cuda.peek(self.address, self.size) == random_bytes(self.size, seed).tobytes()
 
     def drop(self, w):
-        w.store.unregister_buffer(self.address)
+        if self.registered:
+            w.store.unregister_buffer(self.address)
         self.cuda.free(self.address)
 
 
-def device_round(w, keys, size, seed):
+def device_round(w, keys, size, seed, register=True):
     """Put objects from GPU memory and get them back into other GPU memory. Returns whether all is right."""
-    sources = [DeviceBuffer(w, size, seed + index) for index in range(len(keys))]
-    targets = [DeviceBuffer(w, size) for _ in keys]
+    sources = [DeviceBuffer(w, size, seed + index, register) for index in range(len(keys))]
+    targets = [DeviceBuffer(w, size, None, register) for _ in keys]
     put = w.store.batch_put_from(keys, [b.address for b in sources], [size] * len(keys))
     got = w.store.batch_get_into(keys, [b.address for b in targets], [size] * len(keys))
     right = all(target.holds(seed + index) for index, target in enumerate(targets))
