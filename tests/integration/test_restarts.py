@@ -101,6 +101,19 @@ def test_a_store_waits_for_pages_and_starts_as_soon_as_they_are_free(cluster, po
     assert engine.call(actions.write_keys, keys=["k"], sizes=[MIB], seed=1) == [0]
 
 
+def go_on_when_awaited(engine, log):
+    """Its pages are let go once another store has said that it waits for them."""
+
+    def waits():
+        with contextlib.suppress(FileNotFoundError), open(log, errors="replace") as file:
+            return "are missing: waiting" in file.read()
+
+    try:
+        status.until(waits, "the next store waits", 20)
+    finally:
+        engine.signal(signal.SIGCONT)
+
+
 @pytest.mark.parametrize("kind", ["python", "mooncake_client"])
 def test_one_with_a_disk_waits_for_its_buffer_too(cluster, tmp_path, kind):
     """Segment and buffer take the whole pool. Both kinds of stores wait where memory is allocated."""
@@ -129,12 +142,12 @@ def test_one_with_a_disk_waits_for_its_buffer_too(cluster, tmp_path, kind):
         assert free() == 0
         engine.signal(signal.SIGSTOP)
         store.kill()
-        going_on = threading.Timer(2, engine.signal, [signal.SIGCONT])
+        going_on = threading.Thread(target=go_on_when_awaited, args=(engine, os.path.join(cluster.folder, "fresh.log")))
         going_on.start()
         fresh = start("fresh")
         going_on.join()
         assert free() == 0
-        (line,) = said(fresh, "are missing: waiting")
+        line = said(fresh, "are missing: waiting")[0]
         needed = pages - buffer // (2 * MIB)
         assert MISSING.search(line).groups() == (str(needed), "0", str(needed))
         assert len(said(fresh, "there is room now")) == 1
