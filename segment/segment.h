@@ -52,8 +52,9 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
                         void **ret_address);
 
 /*
- * Let the GPUs that this process uses by now reach what tp_segment_allocate has made: the
- * host process's own copies between the two fail without. To be called when there may be more of
+ * Let the GPUs that this process uses by now reach what tp_segment_allocate has made: the host
+ * process's own copies between the two need not succeed without (cuMemSetAccess in the CUDA driver
+ * API; an H200 with driver 580 did them all the same). To be called when there may be more of
  * either. Makes no context; a few driver calls where there is nothing to do.
  */
 void tp_segment_open_to_gpus(void);
