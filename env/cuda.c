@@ -18,8 +18,6 @@
  * context take, so no GPU pointer exists before it is noticed. */
 #define LOOK_AGAIN_NS UINT64_C(10000000)
 
-#define DEVICES 64 /* bits of a mask */
-
 enum need { BASE, COPY, VMM, LATER };
 
 static struct tp_cuda driver;
@@ -136,7 +134,7 @@ uint64_t tp_cuda_active_devices(void) {
     int count = 0;
     if (!cuda || !tp_cuda_has(TP_CUDA_COPY) || cuda->device_get_count(&count) != TP_CUDA_SUCCESS)
         return 0;
-    for (int i = 0; i < count && i < DEVICES; i++) {
+    for (int i = 0; i < count && i < TP_CUDA_DEVICES; i++) {
         tp_cu_device device = 0;
         unsigned flags = 0;
         int active = 0;

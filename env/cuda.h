@@ -38,6 +38,8 @@ bool tp_cuda_has(enum tp_cuda_group group);
 /* Has somebody called cuInit in this process? False without a driver. Never initialises. */
 bool tp_cuda_initialised(void);
 
+#define TP_CUDA_DEVICES 64 /* as many as a mask has bits; further ones are not looked at */
+
 /* The GPUs whose primary context this process has made active, a bit each; none without a driver
  * that copies need. Makes none itself; somebody has called cuInit. */
 uint64_t tp_cuda_active_devices(void);

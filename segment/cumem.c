@@ -315,7 +315,7 @@ uint64_t tp_cumem_open(const struct tp_pieces *pieces, uint64_t devices) {
     if (cuda == NULL)
         return 0;
     int mode = tp_cuda_begin(cuda);
-    for (int device = 0; device < 64; device++) {
+    for (int device = 0; device < TP_CUDA_DEVICES; device++) {
         uint64_t bit = UINT64_C(1) << device;
         tp_cu_result result = devices & bit ? open_to(cuda, pieces, device) : TP_CUDA_SUCCESS;
         if (result == TP_CUDA_SUCCESS)

@@ -15,10 +15,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "env/cuda.h"
 #include "transport/copy_host.h"
 #include "transport/staging.h"
 
-#define TP_DEVICES 64
+#define TP_DEVICES TP_CUDA_DEVICES
 #define TP_DEVICE_GROUPS                                                                           \
     4 /* devices x directions x kinds of host memory in one submit; nearly always one */
 

@@ -22,7 +22,6 @@
 #include "env/cuda.h"
 #include "env/env.h"
 
-#define DEVICES 64
 #define RETRY_MS UINT64_C(1000)
 #define RELEASE_TRIES 3
 #define RETRY_DOUBLED 8 /* after each failure, so many times: about 4 minutes */
@@ -104,11 +103,11 @@ void tp_vmm_unreserve(char *address, uint64_t bytes) {
 
 static tp_cu_result open_to(const struct tp_cuda *cuda, const char *address, uint64_t bytes,
                             bool host, uint64_t devices) {
-    struct tp_cu_access access[DEVICES + 1];
+    struct tp_cu_access access[TP_CUDA_DEVICES + 1];
     size_t count = 0;
     if (host)
         access[count++] = (struct tp_cu_access){{TP_CU_LOCATION_HOST, 0}, TP_CU_ACCESS_READWRITE};
-    for (int device = 0; device < DEVICES; device++) {
+    for (int device = 0; device < TP_CUDA_DEVICES; device++) {
         if (devices >> device & 1)
             access[count++] =
                 (struct tp_cu_access){{TP_CU_LOCATION_DEVICE, device}, TP_CU_ACCESS_READWRITE};
@@ -139,7 +138,7 @@ static uint64_t open_singly(const struct tp_cuda *cuda, const char *address, uin
                             uint64_t devices) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     uint64_t opened = 0;
-    for (int device = 0; device < DEVICES; device++) {
+    for (int device = 0; device < TP_CUDA_DEVICES; device++) {
         uint64_t bit = UINT64_C(1) << device;
         tp_cu_result result =
             devices & bit ? open_to(cuda, address, bytes, false, bit) : TP_CUDA_SUCCESS;
