@@ -18,13 +18,8 @@ def dummy(cluster, client, environment):
     return made
 
 
-@pytest.mark.wheels
-@pytest.mark.parametrize("loaded", [True, False], ids=["tidepool", "plain"])
-def test_what_a_dummy_puts_engines_get(cluster, loaded):
-    client = cluster.client()
-    made = dummy(cluster, client, cluster.engine_environment() if loaded else {})
-    engine = cluster.engine()
-    cluster.warm(engine)
+def exchange(cluster, made, engine):
+    """What the dummy puts an engine gets, the short way; and what the engine puts, the dummy."""
     assert made.call(actions.write_plain, keys=KEYS, sizes=SIZES, seed=1) == [0] * len(KEYS)
     before = cluster.counters(engine)
     assert engine.call(actions.read_keys, keys=KEYS, sizes=SIZES, seed=1) == {"results": SIZES, "wrong": []}
@@ -32,6 +27,16 @@ def test_what_a_dummy_puts_engines_get(cluster, loaded):
     theirs = [f"engine-{key}" for key in KEYS]
     assert engine.call(actions.write_keys, keys=theirs, sizes=SIZES, seed=2) == [0] * len(KEYS)
     assert made.call(actions.read_plain, keys=theirs, sizes=SIZES, seed=2) == []
+
+
+@pytest.mark.wheels
+@pytest.mark.parametrize("loaded", [True, False], ids=["tidepool", "plain"])
+def test_what_a_dummy_puts_engines_get(cluster, loaded):
+    client = cluster.client()
+    made = dummy(cluster, client, cluster.engine_environment() if loaded else {})
+    engine = cluster.engine()
+    cluster.warm(engine)
+    exchange(cluster, made, engine)
     assert made.call(actions.close) == 0
     assert made.finish() == 0
     assert client.terminate() == 143
@@ -45,13 +50,7 @@ def test_whatever_segments_are_made_of(newest, mode):
         made = dummy(newest, client, {})
         engine = newest.engine()
         newest.warm(engine)
-        assert made.call(actions.write_plain, keys=KEYS, sizes=SIZES, seed=1) == [0] * len(KEYS)
-        before = newest.counters(engine)
-        assert engine.call(actions.read_keys, keys=KEYS, sizes=SIZES, seed=1) == {"results": SIZES, "wrong": []}
-        newest.assert_local(engine, before, read=sum(SIZES))
-        theirs = [f"engine-{key}" for key in KEYS]
-        assert engine.call(actions.write_keys, keys=theirs, sizes=SIZES, seed=2) == [0] * len(KEYS)
-        assert made.call(actions.read_plain, keys=theirs, sizes=SIZES, seed=2) == []
+        exchange(newest, made, engine)
         assert (made.call(actions.close), made.finish(), client.terminate()) == (0, 0, 143)
         newest.assert_no_rule_broken()
 

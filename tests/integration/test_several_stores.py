@@ -39,6 +39,18 @@ def read_all(engine, keys, way):
     return engine.call(actions.read_same, keys=keys, size=SIZE, seed=5, ranges=way == "ranges")
 
 
+def read_in_turn(cluster, engine, stores, attached, way):
+    """One call for keys of so many stores, once so many are attached. Returns the keys by store, those of the call, and the
+    counters before."""
+    found = keys_on(engine, stores)
+    if not cluster.stock:
+        status.until_attached(cluster.directory, engine, attached)
+    before = cluster.counters(engine)
+    keys = interleaved(found)
+    assert read_all(engine, keys, way) == {"results": [SIZE] * len(keys), "wrong": []}
+    return found, keys, before
+
+
 @pytest.fixture
 def elsewhere(tmp_path):
     """The interpreter of a store on another host: another boot_id, so far as it can see."""
@@ -76,12 +88,7 @@ def test_one_call_over_stores_here_and_elsewhere(cluster, elsewhere, tmp_path, w
     cluster.wheel = wheel
 
     engine = cluster.engine()
-    found = keys_on(engine, 4)
-    if not cluster.stock:
-        status.until_attached(cluster.directory, engine, 1)
-    before = cluster.counters(engine)
-    keys = interleaved(found)
-    assert read_all(engine, keys, way) == {"results": [SIZE] * len(keys), "wrong": []}
+    found, keys, before = read_in_turn(cluster, engine, 4, 1, way)
     after = cluster.counters(engine)
     if cluster.stock:
         return
@@ -104,12 +111,7 @@ def test_one_call_over_stores_here_and_elsewhere(cluster, elsewhere, tmp_path, w
 def test_every_store_of_the_host_by_shared_memory(cluster, count, way):
     stores = [cluster.store(f"store{index}", segment_bytes=256 * MIB) for index in range(count)]
     engine = cluster.engine()
-    found = keys_on(engine, count)
-    if not cluster.stock:
-        status.until_attached(cluster.directory, engine, count)
-    before = cluster.counters(engine)
-    keys = interleaved(found)
-    assert read_all(engine, keys, way) == {"results": [SIZE] * len(keys), "wrong": []}
+    found, keys, before = read_in_turn(cluster, engine, count, count, way)
     cluster.assert_local(engine, before, read=len(keys) * SIZE)
     if not cluster.stock:
         names = [cluster.counters(store).name for store in stores]
@@ -130,12 +132,7 @@ def test_stores_of_every_kind_in_one_call(newest, way):
             newest.use_segments(where)
             stores.append(newest.client(name) if where == "memfd" else newest.store(name, segment_bytes=256 * MIB))
         engine = newest.engine()
-        found = keys_on(engine, 3)
-        if not newest.stock:
-            status.until_attached(newest.directory, engine, 3)
-        before = newest.counters(engine)
-        keys = interleaved(found)
-        assert read_all(engine, keys, way) == {"results": [SIZE] * len(keys), "wrong": []}
+        _, keys, before = read_in_turn(newest, engine, 3, 3, way)
         newest.assert_local(engine, before, read=len(keys) * SIZE)
         if not newest.stock:
             details = [newest.counters(store).segments[0]["detail"].split()[0].rstrip(",") for store in stores]

@@ -230,8 +230,7 @@ Test(staging, slots_are_under_way_at_once, .timeout = 60) {
 }
 
 /* What the calls are given. */
-static _Atomic uint32_t sent_calls, ended_calls, most_at_once, most_ops;
-static _Atomic uint32_t most_bytes;
+static _Atomic uint32_t sent_calls, ended_calls, most_at_once, most_ops, most_bytes;
 tp_cu_result __real_tp_gpu_send_staged(struct tp_gpu *to, enum tp_gpu_method *method,
                                        bool to_device, const struct tp_copy_op *ops, uint32_t count,
                                        uint64_t *scratch, tp_cu_event event);
