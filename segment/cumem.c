@@ -324,7 +324,7 @@ uint64_t tp_cumem_open(const struct tp_pieces *pieces, uint64_t devices) {
             tp_log_once(&said, TP_LOG_WARN,
                         "GPU %d cannot be given access to the segment of %" PRIu64
                         " MiB that this process lends: cuMemSetAccess: %s; copies between the two "
-                        "fail, and it is tried again with the next memory that is registered",
+                        "may fail, and it is tried again",
                         device, pieces->bytes >> 20, tp_cuda_error(result));
     }
     tp_cuda_end(cuda, mode);
