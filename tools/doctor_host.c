@@ -16,6 +16,7 @@
 #include <numaif.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
@@ -98,6 +99,14 @@ static void check_thp(struct findings *findings) {
                 "shmem_enabled: %s", line);
 }
 
+/* The pages of 1 GiB or 2 MiB that Mooncake asks for (MC_STORE_HUGEPAGE_SIZE: "2MB" when it is not
+ * set, or "1GB"). */
+static uint64_t mooncakes_page_kib(void) {
+    const char *size = getenv("MC_STORE_HUGEPAGE_SIZE");
+
+    return size && strncasecmp(size, "1G", 2) == 0 ? 1024 * 1024 : 2048;
+}
+
 /* The page size that the store is configured to take from a pool of huge pages; 0: none. */
 static uint64_t needed_pool_kib(const struct tp_store_config *store) {
     struct statfs about;
@@ -109,7 +118,13 @@ static uint64_t needed_pool_kib(const struct tp_store_config *store) {
         about.f_type == HUGETLBFS_MAGIC) {
         return (uint64_t)about.f_bsize / 1024;
     }
-    return store->kind == TP_SEGMENT_MEMFD && store->hugepages ? 2048 : 0; /* MFD_HUGE_2MB */
+    if (store->kind != TP_SEGMENT_MEMFD) {
+        return 0;
+    }
+    if (store->asks_hugepages) {
+        return mooncakes_page_kib();
+    }
+    return store->hugepages ? 2048 : 0; /* MFD_HUGE_2MB */
 }
 
 static void check_hugepage_size(const char *name, uint64_t needed_kib, struct findings *findings) {
@@ -153,7 +168,8 @@ static void check_hugepages(const struct tp_config *config, struct findings *fin
         (void)closedir(dir);
     } else if (needed_kib) {
         finding_add(findings, FINDING_FAIL, "hugepages",
-                    "this kernel has none: unset TIDEPOOL_HUGEPAGES", "not supported");
+                    "this kernel has none: unset TIDEPOOL_HUGEPAGES or MC_STORE_USE_HUGEPAGE",
+                    "not supported");
     }
 }
 

@@ -170,43 +170,66 @@ static void check_library(const char *preloaded, struct findings *findings) {
                           : "; not preloaded here ('tidepool run' does that)");
 }
 
-static void check_preload(struct findings *findings) {
+static bool is_allocator(const char *name) {
+    return strstr(name, "jemalloc") || strstr(name, "tcmalloc") || strstr(name, "mimalloc");
+}
+
+/*
+ * An allocator before the library answers the host's free() and aligned_alloc(): CUDA memory cannot
+ * be given back then, and the segments of mooncake_client are not seen.
+ */
+static void check_other_library(const char *entry, const char *name, bool before_ours,
+                                const struct tp_store_config *store, struct findings *findings) {
+    bool cuda = store->half == TP_HALF_ON && store->kind == TP_SEGMENT_CUMEM;
+
+    if (strchr(entry, '/') && access(entry, R_OK) != 0) {
+        finding_add(findings, FINDING_WARN, "LD_PRELOAD",
+                    "the dynamic linker ignores it in every program", "%s: %s", entry,
+                    strerror(errno));
+    } else if (is_allocator(name) && before_ours) {
+        finding_add(findings, cuda ? FINDING_FAIL : FINDING_WARN, "LD_PRELOAD",
+                    "name libtidepool.so first in LD_PRELOAD",
+                    "%s: an allocator before libtidepool.so: segments of CUDA memory fail, and "
+                    "those of mooncake_client fall back to Mooncake's transport",
+                    entry);
+    } else {
+        finding_add(findings, FINDING_OK, "LD_PRELOAD", NULL, "%s: %s", entry,
+                    is_allocator(name) ? "an allocator; fine after libtidepool.so"
+                                       : "another library");
+    }
+}
+
+static void check_preload(const struct tp_store_config *store, struct findings *findings) {
     const char *value = getenv("LD_PRELOAD");
     char *copy = value ? strdup(value) : NULL;
+    bool preloaded = value && strstr(value, "libtidepool.so");
     char *ours = NULL;
     char *rest = NULL;
 
-    /* ld.so separates at spaces and colons. Order does not matter to us: no allocator's symbol is
-     * taken. */
+    /* ld.so separates at spaces and colons. Without our entry, `tidepool run` will put it first. */
     for (char *entry = copy ? strtok_r(copy, " :", &rest) : NULL; entry;
          entry = strtok_r(NULL, " :", &rest)) {
         const char *name = strrchr(entry, '/') ? strrchr(entry, '/') + 1 : entry;
         if (strncmp(name, "libtidepool.so", 14) == 0) {
             ours = entry;
-        } else if (strchr(entry, '/') && access(entry, R_OK) != 0) {
-            finding_add(findings, FINDING_WARN, "LD_PRELOAD",
-                        "the dynamic linker ignores it in every program", "%s: %s", entry,
-                        strerror(errno));
         } else {
-            bool allocator =
-                strstr(name, "jemalloc") || strstr(name, "tcmalloc") || strstr(name, "mimalloc");
-            finding_add(findings, FINDING_OK, "LD_PRELOAD", NULL, "%s: %s", entry,
-                        allocator ? "an allocator; fine before and after libtidepool.so"
-                                  : "another library");
+            check_other_library(entry, name, preloaded && !ours, store, findings);
         }
     }
     check_library(ours, findings);
     free(copy);
 }
 
-/* A switch of Mooncake's own that looks as if it did the same. (env/ knows those that make Tidepool
- * impossible.) */
-static void check_rivals(struct findings *findings) {
-    const char *force = getenv("MC_FORCE_SHM");
-
-    if (force && *force && strcmp(force, "0") != 0) {
+/*
+ * A switch of Mooncake's own that looks as if it did the same; Mooncake looks only whether it is
+ * set, so "0" turns it on as well. (env/ knows those that make Tidepool impossible.)
+ */
+static void check_rivals(const struct tp_config *config, struct findings *findings) {
+    if (config->force_shm) {
         finding_add(findings, FINDING_WARN, "MC_FORCE_SHM",
-                    "unset it: the store's data still goes by TCP with it", "set to %s", force);
+                    "unset it: any value turns it on, and the store's data still goes by TCP with "
+                    "it",
+                    "set to \"%s\"", getenv("MC_FORCE_SHM"));
     }
 }
 
@@ -231,6 +254,6 @@ void doctor_settings(const struct tp_config *config, struct findings *findings) 
         (store->half != TP_HALF_ON || strcmp(engine->socket_dir, store->socket_dir) != 0)) {
         check_socket_dir("engine directory", engine->socket_dir, config, findings);
     }
-    check_rivals(findings);
-    check_preload(findings);
+    check_rivals(config, findings);
+    check_preload(store, findings);
 }

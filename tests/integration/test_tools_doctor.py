@@ -233,14 +233,43 @@ def test_segments_on_a_disk(tmp_path):
     assert code == 1 and "neither hugetlbfs nor tmpfs" in found["segment directory"][0]["value"]
 
 
-def test_hugepages_that_are_not_there(tmp_path):
-    total = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
+@pytest.mark.parametrize(
+    "kib, settings",
+    [
+        (2048, {"TIDEPOOL_HUGEPAGES": "1"}),
+        (2048, {"MC_STORE_USE_HUGEPAGE": "1"}),
+        (1 << 20, {"MC_STORE_USE_HUGEPAGE": "1", "MC_STORE_HUGEPAGE_SIZE": "1GB"}),
+    ],
+    ids=["ours", "mooncakes", "mooncakes-1GB"],
+)
+def test_hugepages_that_are_not_there(tmp_path, kib, settings):
+    total = Path(f"/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages")
     if not total.exists() or total.read_text().strip() != "0":
-        pytest.skip("this machine has reserved huge pages")
+        pytest.skip("this machine has reserved huge pages of this size, or knows none")
     code, found = doctor(
-        "--no-python", MC_STORE_SHM_SEGMENT_DIR="memfd", TIDEPOOL_SOCKET_DIR=str(tmp_path), TIDEPOOL_HUGEPAGES="1"
+        "--no-python", MC_STORE_SHM_SEGMENT_DIR="memfd", TIDEPOOL_SOCKET_DIR=str(tmp_path), **settings
     )
-    assert code == 1 and levels(found, "hugepages 2 MiB") == ["FAIL"]
+    assert code == 1 and levels(found, f"hugepages {kib // 1024} MiB") == ["FAIL"]
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_any_value_of_mooncakes_shm_switch_turns_it_on(value):
+    _, found = doctor("--no-python", MC_FORCE_SHM=value)
+    assert levels(found, "MC_FORCE_SHM") == ["WARN"]
+
+
+@pytest.mark.parametrize("store, level", [({}, "WARN"), ({"MC_STORE_CUMEM_SOCKET_DIR": "/run/x"}, "FAIL")])
+def test_an_allocator_before_the_library(tmp_path, store, level):
+    """It would answer free() for memory that the library has made. Behind the library it is fine."""
+    allocator = tmp_path / "libjemalloc.so.2"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", allocator], check=True)
+    library = TOOL.parent / "libtidepool.so"
+    _, found = doctor("--no-python", LD_PRELOAD=f"{allocator} {library}", **store)
+    (finding,) = found["LD_PRELOAD"]
+    assert finding["level"] == level and finding["advice"] == "name libtidepool.so first in LD_PRELOAD"
+    for fine in (f"{library} {allocator}", f"{allocator}"):
+        _, found = doctor("--no-python", LD_PRELOAD=fine, **store)
+        assert levels(found, "LD_PRELOAD") == ["OK"]
 
 
 def test_boot_id_only_identity():
