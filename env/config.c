@@ -285,6 +285,7 @@ static void parse_store(const struct tp_parse *parse) {
     parse_nodes(parse);
     parse_piece_bytes(parse);
     parse_flag(parse, TP_STORE_HALF, "TIDEPOOL_HUGEPAGES", &store->hugepages);
+    parse_flag(parse, TP_STORE_HALF, "TIDEPOOL_OVERCOMMIT", &store->overcommit);
     parse_count(parse, TP_STORE_HALF, "MC_STORE_SHM_SEGMENT_WAIT_S", MAX_WAIT_S, &store->wait_s);
     parse_mooncakes_memory(parse);
 }

@@ -80,6 +80,7 @@ struct tp_store_config {
     uint64_t
         piece_bytes; /* as given; 0 means default (2 GiB). Users of it round up to the page size */
     bool hugepages;  /* TIDEPOOL_HUGEPAGES=1: memfd segments on hugetlb pages */
+    bool overcommit; /* TIDEPOOL_OVERCOMMIT=1: also segments larger than the available memory */
     uint64_t hugepage_bytes; /* not a setting: the page size of a segment for which Mooncake asks
                                 for huge pages (MC_STORE_USE_HUGEPAGE); 0 for all others */
     unsigned node_count;     /* 0: all online nodes */
@@ -180,8 +181,9 @@ unsigned tp_host_memory_nodes(int ret_nodes[static TP_MAX_NODES]);
 unsigned tp_host_cpus(void);
 
 /*
- * Bytes that this process may still allocate: MemAvailable, and the room left under the cgroup's
- * memory limit if there is one. 0 or -errno.
+ * Bytes that this process may still allocate: MemAvailable, and the room left under the limits of
+ * its memory cgroup and that group's ancestors. Caches that the kernel can drop count as room. 0 or
+ * -errno.
  */
 int tp_host_memory_available(uint64_t *ret_bytes);
 

@@ -252,14 +252,46 @@ static bool find_field(const char *text, const char *name, uint64_t *ret_value) 
     return false;
 }
 
-/* Page cache of files counts as used, but the kernel drops it before it fails an allocation. */
-static void lower_room(uint64_t *room, const char *dir, const char *cache_field, uint64_t limit,
-                       uint64_t used) {
-    char text[16384];
-    uint64_t cache = 0, left;
+/*
+ * Fields of memory.stat. The kernel drops clean page cache of files, used recently or not, and
+ * caches of its own before it fails an allocation; pages that have to be written first may take
+ * longer than it tries. tmpfs and shared memory are in none of these fields: they cannot be
+ * dropped. Version 1 does not count slabs.
+ */
+struct cache_fields {
+    const char *reclaimable[3], *unwritten[2];
+};
+static const struct cache_fields unified_fields = {
+    .reclaimable = {"active_file", "inactive_file", "slab_reclaimable"},
+    .unwritten = {"file_dirty", "file_writeback"},
+};
+static const struct cache_fields version_1_fields = {
+    .reclaimable = {"total_active_file", "total_inactive_file"},
+    .unwritten = {"total_dirty", "total_writeback"},
+};
 
-    if (read_in(dir, "memory.stat", text, sizeof(text)) == 0)
-        find_field(text, cache_field, &cache);
+static uint64_t sum_fields(const char *text, const char *const *names, unsigned count) {
+    uint64_t sum = 0;
+
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t value = 0;
+
+        if (names[i] && find_field(text, names[i], &value) && value <= UINT64_MAX - sum)
+            sum += value;
+    }
+    return sum;
+}
+
+static void lower_room(uint64_t *room, const char *dir, const struct cache_fields *fields,
+                       uint64_t limit, uint64_t used) {
+    char text[16384];
+    uint64_t cache = 0, unwritten = 0, left;
+
+    if (read_in(dir, "memory.stat", text, sizeof(text)) == 0) {
+        cache = sum_fields(text, fields->reclaimable, 3);
+        unwritten = sum_fields(text, fields->unwritten, 2);
+    }
+    cache -= unwritten < cache ? unwritten : cache;
     used -= cache < used ? cache : used;
     left = used < limit ? limit - used : 0;
     if (left < *room)
@@ -271,7 +303,7 @@ static void read_memory_max(const char *dir, void *arg) {
 
     if (read_u64_in(dir, "memory.max", &limit) == 0 &&
         read_u64_in(dir, "memory.current", &used) == 0)
-        lower_room(arg, dir, "inactive_file", limit, used);
+        lower_room(arg, dir, &unified_fields, limit, used);
 }
 
 static void read_memory_limit(const char *dir, void *arg) {
@@ -279,7 +311,7 @@ static void read_memory_limit(const char *dir, void *arg) {
 
     if (read_u64_in(dir, "memory.limit_in_bytes", &limit) == 0 &&
         read_u64_in(dir, "memory.usage_in_bytes", &used) == 0)
-        lower_room(arg, dir, "total_inactive_file", limit, used);
+        lower_room(arg, dir, &version_1_fields, limit, used);
 }
 
 int tp_host_memory_available(uint64_t *ret_bytes) {

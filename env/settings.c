@@ -21,6 +21,9 @@ const struct tp_setting tp_settings[] = {
     {"TIDEPOOL_SOCKET_DIR", "a directory", "the segment directory; needed for memfd",
      "Store: where it listens. Engine: used when MC_TENT_CONF names no directory."},
     {"TIDEPOOL_HUGEPAGES", "0 or 1", "0", "Store: memfd segments on hugetlb pages."},
+    {"TIDEPOOL_OVERCOMMIT", "0 or 1", "0",
+     "Store: make segments also where less memory is available than they need (MemAvailable and "
+     "the cgroup's limit), with a warning. The kernel then swaps, or ends a process."},
     {"MC_TENT_CONF", "the path of a JSON file, or JSON that begins with {",
      "not set: the engine is Mooncake's own",
      "Engine: holds transports.shm; all other keys are Mooncake's. At most 1 MiB, no duplicate "

@@ -23,6 +23,7 @@ struct tp_need {
     const int *nodes;
     uint64_t piece_bytes; /* as configured */
     uint64_t held_bytes;  /* in other segments of this process */
+    bool overcommit;      /* also where less memory is available */
 };
 
 struct tp_backing;

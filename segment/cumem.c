@@ -148,7 +148,7 @@ static int plan(struct build *build, uint64_t bytes, uint64_t held_fds,
     pieces->node_count = build->placement.count;
     pieces->wire_kind = TP_WIRE_CUMEM;
     snprintf(pieces->detail, sizeof pieces->detail, "CUDA host memory");
-    int result = tp_pieces_check(pieces, held_fds, false);
+    int result = tp_pieces_check(pieces, held_fds, false, config->store.overcommit);
     if (result < 0)
         return result;
     pieces->count = (uint32_t)((pieces->bytes - 1) / pieces->piece_bytes + 1);

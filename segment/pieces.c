@@ -107,20 +107,24 @@ static int check_fds(const struct tp_pieces *pieces, uint64_t held_fds) {
 
 /* Later would be too late: the kernel promises pages that it does not have, and kills when they are
  * touched. */
-static int check_memory(const struct tp_pieces *pieces) {
+static int check_memory(const struct tp_pieces *pieces, bool overcommit) {
     uint64_t available;
     if (tp_host_memory_available(&available) < 0 || pieces->bytes <= available)
         return 0;
-    tp_log(TP_LOG_ERROR,
+    tp_log(overcommit ? TP_LOG_WARN : TP_LOG_ERROR,
            "a segment of %" PRIu64 " MiB does not fit: %" PRIu64
-           " MiB of memory are available (MemAvailable and the cgroup's limit); make it smaller",
-           pieces->bytes >> 20, available >> 20);
-    return -ENOMEM;
+           " MiB of memory are available (MemAvailable and the cgroup's limit); %s",
+           pieces->bytes >> 20, available >> 20,
+           overcommit
+               ? "it is made because of TIDEPOOL_OVERCOMMIT=1, and the kernel may swap or end "
+                 "processes"
+               : "make it smaller, raise the limit, or set TIDEPOOL_OVERCOMMIT=1 to try anyway");
+    return overcommit ? 0 : -ENOMEM;
 }
 
-int tp_pieces_check(const struct tp_pieces *pieces, uint64_t held_fds, bool pool) {
+int tp_pieces_check(const struct tp_pieces *pieces, uint64_t held_fds, bool pool, bool overcommit) {
     int result = check_fds(pieces, held_fds);
-    return result < 0 || pool ? result : check_memory(pieces);
+    return result < 0 || pool ? result : check_memory(pieces, overcommit);
 }
 
 static int plan(struct build *build, uint64_t held_fds) {
@@ -139,7 +143,7 @@ static int plan(struct build *build, uint64_t held_fds) {
     pieces->node_count = build->placement.count;
     pieces->wire_kind = backing->ops->wire_kind;
     memcpy(pieces->detail, backing->detail, sizeof pieces->detail);
-    int result = tp_pieces_check(pieces, held_fds, backing->hugetlb);
+    int result = tp_pieces_check(pieces, held_fds, backing->hugetlb, build->need.overcommit);
     if (result < 0)
         return result;
     pieces->count = (uint32_t)((pieces->bytes - 1) / pieces->piece_bytes + 1);
@@ -344,7 +348,8 @@ int tp_pieces_build(void *address, size_t bytes, bool keep_contents, struct tp_h
                                   .node_count = build.placement.count,
                                   .nodes = build.placement.nodes,
                                   .piece_bytes = config->store.piece_bytes,
-                                  .held_bytes = held.bytes};
+                                  .held_bytes = held.bytes,
+                                  .overcommit = config->store.overcommit};
     result = ops->open(config, &build.need, &build.backing);
     if (result < 0)
         return result;

@@ -38,10 +38,10 @@ int tp_pieces_build(void *address, size_t bytes, bool keep_contents, struct tp_h
 
 /*
  * Are there file descriptors and memory for pieces of these `bytes`, `piece_bytes` and
- * `page_bytes`? `pool`: pages of a pool, which was looked at already. 0 or -errno with one line
- * logged.
+ * `page_bytes`? `pool`: pages of a pool, which was looked at already. `overcommit`: too little
+ * memory is only a warning. 0 or -errno with one line logged.
  */
-int tp_pieces_check(const struct tp_pieces *pieces, uint64_t held_fds, bool pool);
+int tp_pieces_check(const struct tp_pieces *pieces, uint64_t held_fds, bool pool, bool overcommit);
 
 /* Put fresh anonymous memory in place of the pieces and close them. Neither logs nor allocates. 0
  * or -errno. */

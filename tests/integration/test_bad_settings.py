@@ -57,6 +57,7 @@ STORE = {
     "piece-beyond-every-machine": ({"MC_STORE_CUMEM_PIECE_BYTES": str(1 << 50)}, "MC_STORE_CUMEM_PIECE_BYTES"),
     "uids": ({"TIDEPOOL_ALLOW_UIDS": "nobody"}, "TIDEPOOL_ALLOW_UIDS"),
     "hugepages": ({"TIDEPOOL_HUGEPAGES": "yes"}, "TIDEPOOL_HUGEPAGES"),
+    "overcommit": ({"TIDEPOOL_OVERCOMMIT": "yes"}, "TIDEPOOL_OVERCOMMIT"),
 }
 
 
@@ -110,7 +111,7 @@ def test_store_larger_than_what_is_free(master):
     store = master.process("store", master.store_environment())
     result = store.call(actions.setup, master=master.master_address, segment_bytes=size, limit_s=50)
     assert result != 0
-    one_error(store)
+    one_error(store, "TIDEPOOL_OVERCOMMIT=1")
     assert master.process("other").call(actions_process.threads), "the machine has survived"
 
 

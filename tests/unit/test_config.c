@@ -73,7 +73,7 @@ Test(config, empty_variables_are_unset) {
 
 Test(config, memfd_store) {
     PARSE(STORE, "MC_STORE_CUMEM_NUMA_NODES=0,0,0-0", "MC_STORE_CUMEM_PIECE_BYTES=64MiB",
-          "TIDEPOOL_HUGEPAGES=true");
+          "TIDEPOOL_HUGEPAGES=true", "TIDEPOOL_OVERCOMMIT=1");
     cr_assert_eq(config.store.half, TP_HALF_ON, "%s", config.store.error);
     cr_assert_eq(config.store.kind, TP_SEGMENT_MEMFD);
     cr_assert_str_eq(config.store.segment_dir, "");
@@ -82,6 +82,7 @@ Test(config, memfd_store) {
     cr_assert_eq(config.store.nodes[0], 0);
     cr_assert_eq(config.store.piece_bytes, 64 << 20);
     cr_assert(config.store.hugepages);
+    cr_assert(config.store.overcommit);
     cr_assert_eq(config.engine.half, TP_HALF_OFF);
 }
 
@@ -199,6 +200,7 @@ static const struct wrong wrongs[] = {
     {STORE_HALF, "MC_STORE_CUMEM_PIECE_BYTES= 2G", {"MC_STORE_CUMEM_PIECE_BYTES", "\" 2G\""}},
     {STORE_HALF, "MC_STORE_CUMEM_PIECE_BYTES=1.5G", {"MC_STORE_CUMEM_PIECE_BYTES", "\"1.5G\""}},
     {STORE_HALF, "TIDEPOOL_HUGEPAGES=yes", {"TIDEPOOL_HUGEPAGES", "\"yes\"", "0 or 1"}},
+    {STORE_HALF, "TIDEPOOL_OVERCOMMIT=2", {"TIDEPOOL_OVERCOMMIT", "\"2\"", "0 or 1"}},
     {STORE_HALF,
      "MC_STORE_SHM_SEGMENT_WAIT_S=86401",
      {"MC_STORE_SHM_SEGMENT_WAIT_S", "\"86401\"", "0 to 86400"}},

@@ -218,8 +218,15 @@ Test(host, memory_limit_of_any_ancestor_counts_without_droppable_cache) {
     put("/sys/fs/cgroup/a/memory.max", "8589934592\n");
     put("/sys/fs/cgroup/a/memory.current", "6442450944\n");
     cr_assert_eq(room(), 2 * GIB);
-    put("/sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 1073741824\nactive_file 5\n");
+    put("/sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 1073741824\nactive_file 0\n");
     cr_assert_eq(room(), 3 * GIB);
+    /* What was read twice can be dropped as well, and the kernel's own caches; not shared memory,
+     * nor what must be written to a disk before. */
+    put("/sys/fs/cgroup/a/memory.stat",
+        "file 4294967296\nshmem 1073741824\nfile_dirty 536870912\nfile_writeback 536870912\n"
+        "inactive_file 1073741824\nactive_file 2147483648\nslab_reclaimable 1073741824\n"
+        "slab_unreclaimable 77\n");
+    cr_assert_eq(room(), 5 * GIB);
     put("/sys/fs/cgroup/a/memory.current", "9663676416\n"); /* above the limit */
     put("/sys/fs/cgroup/a/memory.stat", "inactive_file 0\n");
     cr_assert_eq(room(), 0);
@@ -235,6 +242,11 @@ Test(host, memory_limit_of_version_1_counts) {
     cr_assert_eq(room(), 3 * GIB);
     put("/sys/fs/cgroup/memory/memory.stat", "total_inactive_file 1073741824\n");
     cr_assert_eq(room(), 4 * GIB);
+    put("/sys/fs/cgroup/memory/memory.stat",
+        "inactive_file 1073741824\nactive_file 1073741824\ntotal_shmem 1073741824\n"
+        "total_dirty 268435456\ntotal_writeback 0\ntotal_inactive_file 268435456\n"
+        "total_active_file 536870912\n");
+    cr_assert_eq(room(), 3 * GIB + GIB / 2);
 }
 
 Test(host, memory_needs_meminfo) {

@@ -16,11 +16,14 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "env/host_files.h"
 #include "env/stats.h"
+#include "scratch.h"
 #include "segment/segment.h"
 #include "segment_bench.h"
 
@@ -50,6 +53,16 @@ static void break_call(long number, unsigned argument, uint32_t mask, uint32_t v
 
 static void break_always(long number, int error) {
     break_call(number, 0, 0, 0, error);
+}
+
+/* Was a warning or an error with these words logged? */
+static bool logged(const char *words) {
+    const struct tp_stats_page *page = tp_stats_page();
+    for (unsigned i = 0; i < TP_STATS_EVENTS; i++) {
+        if (strstr(page->events[i].text, words) != NULL)
+            return true;
+    }
+    return false;
 }
 
 static void expect_made(struct tp_config *config) {
@@ -160,6 +173,36 @@ Test(segment_faults, no_seals) {
     cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), -EPERM);
     free(range);
     cr_assert(bench_config_free(config));
+}
+
+/* From now on this machine says that 8 MiB are available. */
+static void leave_little_memory(void) {
+    static char root[] = "/tmp/tidepool-test-XXXXXX";
+    char path[64];
+    cr_assert(scratch_directory(root));
+    snprintf(path, sizeof path, "%s/proc", root);
+    cr_assert_eq(mkdir(path, 0755), 0);
+    snprintf(path, sizeof path, "%s/proc/meminfo", root);
+    FILE *file = fopen(path, "we");
+    cr_assert(file);
+    cr_assert_gt(fputs("MemAvailable: 8192 kB\n", file), 0);
+    cr_assert_eq(fclose(file), 0);
+    tp_host_root = root;
+}
+
+Test(segment_faults, too_little_memory_is_an_error_that_names_the_setting) {
+    struct tp_config *config = warm();
+    leave_little_memory();
+    expect_untouched(config, -ENOMEM);
+    cr_assert(logged("TIDEPOOL_OVERCOMMIT=1"));
+}
+
+Test(segment_faults, too_little_memory_is_a_warning_for_those_who_overcommit) {
+    struct tp_config *config = warm();
+    leave_little_memory();
+    config->store.overcommit = true;
+    expect_made(config);
+    cr_assert(logged("TIDEPOOL_OVERCOMMIT=1"));
 }
 
 Test(segment_faults, memory_that_cannot_be_populated) {
