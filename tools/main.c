@@ -7,7 +7,6 @@
 #include "env/env.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,32 +18,10 @@ static const struct {
     {"run", tool_run, "start a program with the library preloaded, as store, engine or both"},
     {"status", tool_status, "what the processes that share a directory are doing"},
     {"doctor", tool_doctor, "is this host, this configuration and this Mooncake fit?"},
-    {"bench", tool_bench, "what copies reach on this machine: its GPUs, and its stores' memory"},
     {"settings", tool_settings, "every setting: what it takes, its default, what it does"},
 };
 
 #define COMMAND_COUNT (sizeof(commands) / sizeof(*commands))
-
-void tool_error(const char *name, const char *format, ...) {
-    char text[2048];
-    char line[2048];
-    va_list arguments;
-
-    va_start(arguments, format);
-    (void)vsnprintf(text, sizeof(text), format, arguments);
-    va_end(arguments);
-    text_clean(line, sizeof(line), text);
-    (void)fprintf(stderr, "tidepool%s%s: %s\n", *name ? " " : "", name, line);
-}
-
-void tool_wrong_option(const char *name, int option, const char *argument) {
-    tool_error(name, "%s '%s' (tidepool %s --help)",
-               option == ':' ? "a value is missing after" : "unknown option", argument, name);
-}
-
-const char *tool_getenv(const char *name, void *arg) {
-    return getenv(name);
-}
 
 static void print_help(FILE *out) {
     (void)fputs(
@@ -105,8 +82,7 @@ int main(int argc, char **argv) {
     int command = find_command(argv[1]);
     if (command < 0) {
         tool_error("",
-                   "there is no command '%s'; the commands are run, status, doctor, bench and "
-                   "settings "
+                   "there is no command '%s'; the commands are run, status, doctor and settings "
                    "(tidepool --help)",
                    argv[1]);
         return TOOL_USAGE;

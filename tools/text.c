@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Text for people and shells. It must not know what is being said.
+ * Text for people and shells, and the lines with which the tool refuses something.
  */
 #include "tools/tool.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 void text_clean(char *ret_text, size_t bytes, const char *untrusted) {
@@ -17,6 +19,27 @@ void text_clean(char *ret_text, size_t bytes, const char *untrusted) {
     if (bytes) {
         ret_text[i] = '\0';
     }
+}
+
+void tool_error(const char *name, const char *format, ...) {
+    char text[2048];
+    char line[2048];
+    va_list arguments;
+
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    text_clean(line, sizeof(line), text);
+    (void)fprintf(stderr, "tidepool%s%s: %s\n", *name ? " " : "", name, line);
+}
+
+void tool_wrong_option(const char *name, int option, const char *argument) {
+    tool_error(name, "%s '%s' (tidepool %s --help)",
+               option == ':' ? "a value is missing after" : "unknown option", argument, name);
+}
+
+const char *tool_getenv(const char *name, void *arg) {
+    return getenv(name);
 }
 
 const char *text_bytes(uint64_t count, char ret_text[static 16]) {

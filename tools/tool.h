@@ -16,9 +16,8 @@
 
 enum tool_exit {
     TOOL_OK = 0,
-    TOOL_NOT_OK = 1, /* status: nothing there or attention needed; doctor: not fit; bench: not all
-                        could be measured */
-    TOOL_USAGE = 2,  /* wrong usage, or no permission to look */
+    TOOL_NOT_OK = 1,        /* status: nothing there or attention needed; doctor: not fit */
+    TOOL_USAGE = 2,         /* wrong usage, or no permission to look */
     TOOL_RUN_REFUSED = 125, /* run: nothing was started. 125 to 127 are those of env(1) */
     TOOL_RUN_NO_EXEC = 126,
     TOOL_RUN_NOT_FOUND = 127,
@@ -28,7 +27,6 @@ enum tool_exit {
 int tool_run(int argc, char **argv);
 int tool_status(int argc, char **argv);
 int tool_doctor(int argc, char **argv);
-int tool_bench(int argc, char **argv);
 int tool_settings(int argc, char **argv);
 
 /* "tidepool NAME: text" on standard error; control characters replaced. */

@@ -83,7 +83,7 @@ def test_every_key_of_the_status_is_in_the_manual(manual, tmp_path):
 
 
 def test_every_option_of_the_help_is_in_the_manual(manual):
-    for command in ("run", "status", "doctor", "bench"):
+    for command in ("run", "status", "doctor"):
         options = set(re.findall(r"^  (--[a-z-]+)", tidepool(command, "--help").stdout, re.M))
         section = manual.split(f".SS tidepool {command}")[1].split(".SS ")[0].split(".SH ")[0]
         assert options and [option for option in sorted(options) if option not in section] == []
@@ -100,7 +100,7 @@ def test_version_and_help():
     assert version.returncode == 0 and re.fullmatch(r"tidepool \d+\.\d+\.\d+\n", version.stdout)
     overview = tidepool("--help")
     assert overview.returncode == 0
-    for command in ("run", "status", "doctor", "bench", "settings"):
+    for command in ("run", "status", "doctor", "settings"):
         assert f"  {command} " in overview.stdout
         own = tidepool(command, "--help")
         assert own.returncode == 0 and own.stdout.startswith(f"usage: tidepool {command}") and own.stderr == ""

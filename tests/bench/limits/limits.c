@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `tidepool bench`: what is measured, in which order, and for how long. It must not know how
- * (bench_gpu, bench_store) or how it is printed (bench_report).
+ * `copy_limits`: what is measured, in which order, and for how long. It must not know how
+ * (gpu.c, store.c) or how it is printed (report.c).
  */
-#include "tools/bench.h"
+#include "tests/bench/limits/limits.h"
 
 #include "env/env.h"
 #include "tools/tool.h"
@@ -27,7 +27,7 @@ struct options {
 
 static void print_help(FILE *out) {
     (void)fputs(
-        "usage: tidepool bench [DIR] [--json] [--gpu N] [--seconds SECONDS]\n"
+        "usage: copy_limits [DIR] [--json] [--gpu N] [--seconds SECONDS]\n"
         "\n"
         "What copies reach on this machine, in GB/s (10^9 bytes a second), by the library's own "
         "code:\n"
@@ -47,7 +47,7 @@ static void print_help(FILE *out) {
         "a context on each GPU that it measures, for as long as it runs, and is an engine of the "
         "stores meanwhile.\n"
         "\n"
-        "  --json             the same figures as JSON (tidepool(1) lists the keys)\n"
+        "  --json             the same figures as JSON (see report.c for the keys)\n"
         "  --gpu N            this GPU only\n"
         "  --seconds SECONDS  how long to measure (default 10, from 0.1 to 600); making GPUs ready "
         "comes on top\n"
@@ -60,7 +60,7 @@ static void print_help(FILE *out) {
 }
 
 static int usage_error(const char *option, const char *value, const char *expected) {
-    tool_error("bench", "%s %s: expected %s", option, value, expected);
+    tool_error("copy_limits", "%s %s: expected %s", option, value, expected);
     return TOOL_USAGE + 1;
 }
 
@@ -114,12 +114,12 @@ static int parse_options(int argc, char **argv, struct options *ret_options) {
             print_help(stdout);
             return TOOL_OK + 1;
         default:
-            tool_wrong_option("bench", option, argv[optind - 1]);
+            tool_wrong_option("copy_limits", option, argv[optind - 1]);
             return TOOL_USAGE + 1;
         }
     }
     if (!wrong && optind + 1 < argc) {
-        tool_error("bench", "one directory at a time: '%s' is too much", argv[optind + 1]);
+        tool_error("copy_limits", "one directory at a time: '%s' is too much", argv[optind + 1]);
         return TOOL_USAGE + 1;
     }
     options.directory = argv[optind];
@@ -135,21 +135,21 @@ static int look_for_stores(struct bench *bench, const char *directory, struct tp
 
     if (!realpath(directory, absolute)) {
         int error = errno;
-        tool_error("bench", "%s: %s", directory, strerror(error));
+        tool_error("copy_limits", "%s: %s", directory, strerror(error));
         return -error;
     }
     int fd = tp_host_open_dir(absolute, false, config, problem, sizeof(problem));
     if (fd < 0) {
-        tool_error("bench", "%s", problem);
+        tool_error("copy_limits", "%s", problem);
         return fd;
     }
     int error = bench_stores_find(bench, fd, config);
     (void)close(fd);
     if (error) {
-        tool_error("bench", "%s: %s", directory, strerror(-error));
+        tool_error("copy_limits", "%s: %s", directory, strerror(-error));
     } else if (!bench->store_count) {
         tool_error(
-            "bench",
+            "copy_limits",
             "there is no store in %s: start one with 'tidepool run --store %s', or leave the "
             "directory out to measure the GPUs only",
             directory, directory);
@@ -220,11 +220,12 @@ static bool all_measured(const struct bench *bench) {
 /* Is there anything to measure? Otherwise it is told why not. */
 static bool anything(const struct bench *bench, const struct options *options) {
     if (!bench->gpu_count && options->gpu >= 0) {
-        tool_error("bench", "--gpu %d: %s", options->gpu, bench->no_gpu);
+        tool_error("copy_limits", "--gpu %d: %s", options->gpu, bench->no_gpu);
         return false;
     }
     if (!bench->gpu_count && !bench->store_count) {
-        tool_error("bench", "there is no GPU (%s) and no directory was named: nothing to measure",
+        tool_error("copy_limits",
+                   "there is no GPU (%s) and no directory was named: nothing to measure",
                    bench->no_gpu);
         return false;
     }
@@ -239,7 +240,7 @@ static int run(struct bench *bench, const struct options *options, struct tp_con
         return TOOL_NOT_OK;
     }
     if (make_gpu_scratch(bench, config) != 0) {
-        tool_error("bench", "no 64 MiB of memory can be made for the copies");
+        tool_error("copy_limits", "no 64 MiB of memory can be made for the copies");
         return TOOL_NOT_OK;
     }
     measure(bench, options, config);
@@ -252,7 +253,7 @@ static int run(struct bench *bench, const struct options *options, struct tp_con
     return all_measured(bench) ? TOOL_OK : TOOL_NOT_OK;
 }
 
-int tool_bench(int argc, char **argv) {
+int main(int argc, char **argv) {
     struct options options;
     struct bench bench = {0};
     int status = parse_options(argc, argv, &options);

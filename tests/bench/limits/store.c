@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The stores of `tidepool bench`: what copies from their memory reach, by the library's waves and
+ * The stores of `copy_limits`: what copies from their memory reach, by the library's waves and
  * copy pool.
  *
  * A store's memory is read and never written: what is measured as puts goes to scratch memory. It
  * must not know: how stores are found (bench_attach), how it is printed.
  */
-#include "tools/bench.h"
+#include "tests/bench/limits/limits.h"
 
 #include "env/env.h"
 #include "transport/copy_device.h"

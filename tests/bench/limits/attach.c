@@ -5,7 +5,7 @@
  *
  * It must not know: what is copied, how it is printed.
  */
-#include "tools/bench.h"
+#include "tests/bench/limits/limits.h"
 
 #include "env/cuda.h"
 #include "env/env.h"

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What `tidepool bench` has measured, for people and as JSON. The keys are documented in
- * docs/tidepool.1.in and stay: add, never rename.
+ * What `copy_limits` has measured, for people and as JSON. README.md lists the keys.
  */
-#include "tools/bench.h"
+#include "tests/bench/limits/limits.h"
 
 #include "tools/tool.h"
 

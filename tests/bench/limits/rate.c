@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Time of `tidepool bench`: shares of it, medians, progress. It must not know what is measured.
+ * Time of `copy_limits`: shares of it, medians, progress. It must not know what is measured.
  */
-#include "tools/bench.h"
+#include "tests/bench/limits/limits.h"
 
 #include "env/env.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The GPUs of `tidepool bench`: the pinned-copy limit, and copy engines against the copy kernel for
+ * The GPUs of `copy_limits`: the pinned-copy limit, and copy engines against the copy kernel for
  * each block size.
  *
  * The library never makes a context, and uses one that the application has. Here the application is
@@ -8,7 +8,7 @@
  *
  * It must not know: stores, how it is printed.
  */
-#include "tools/bench.h"
+#include "tests/bench/limits/limits.h"
 
 #include "env/cuda.h"
 #include "env/env.h"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim: `tidepool bench` measures GPUs and stores by the library's own copies, keeps the driver's rules, and writes nothing to
+"""Claim: tests/bench/copy_limits measures GPUs and stores by the library's own copies, keeps the driver's rules, and writes nothing to
 a store. On the double of the CUDA libraries, whose rates mean nothing but that bytes were moved.
 
 Run with the CUDA wheel's Python, TIDEPOOL_BUILD=<build>.
@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 from test_wheel import BUILD, DOUBLE, fakecuda, host  # noqa: F401 (host is a fixture)
@@ -65,7 +66,7 @@ def bench(folder, *arguments, double=DOUBLE, **settings):
     settings = {"delay_us": 0, "devices": 1, **settings}
     try:
         done = subprocess.run(
-            [BUILD / "tidepool", "bench", "--json", "--seconds", "0.1", *map(str, arguments)],
+            [BUILD / "tests" / "bench" / "copy_limits", "--json", "--seconds", "0.1", *map(str, arguments)],
             env=fakecuda.environment(double, log.path, base, **settings),
             capture_output=True,
             text=True,
@@ -140,7 +141,7 @@ def test_a_store_on_memfd_as_it_is_and_registered(memfd_store, tmp_path):
     assert_row(registered, 0, registered=True)
     assert report["stores"][0]["put_memory"] == "memfd" and report["stores"][0]["sample_bytes"] == 8 << 20
     assert {"cuMemHostRegister_v2", "cuMemHostUnregister"} <= calls
-    manual = re.sub(r"\\f[BRI]", "", (BUILD / "docs" / "tidepool.1").read_text()).split(".SH BENCH AS JSON")[1].split(".SH ")[0]
+    manual = (Path(__file__).parents[1] / "bench" / "limits" / "README.md").read_text()
     assert [key for key in sorted(all_keys(report)) if not re.search(rf"\b{key}\b", manual)] == []
 
 

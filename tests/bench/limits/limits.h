@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What `tidepool bench` measures, and its parts. Rates are GB/s (10^9 bytes a second), medians, 0
+ * What `copy_limits` measures, and its parts. Rates are GB/s (10^9 bytes a second), medians, 0
  * where nothing was measured.
  *
  * A store's memory is only ever read. What is measured as puts goes to scratch memory of this
  * process's own.
  */
-#ifndef TIDEPOOL_BENCH_H
-#define TIDEPOOL_BENCH_H
+#ifndef TIDEPOOL_LIMITS_H
+#define TIDEPOOL_LIMITS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -3,7 +3,7 @@
  * Memory as stores have it, made by the same code, for what must not be done to a store's own. It
  * must not know what is copied.
  */
-#include "tools/bench.h"
+#include "tests/bench/limits/limits.h"
 
 #include "env/env.h"
 #include "segment/cumem.h"

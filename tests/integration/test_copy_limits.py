@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tidepool bench` measures what running stores give, changes nothing of them, and says clearly what it cannot measure. Without a
+"""tests/bench/copy_limits measures what running stores give, changes nothing of them, and says clearly what it cannot measure. Without a
 GPU: the double's are in tests/cumem."""
 
 import json
@@ -15,6 +15,7 @@ from harness import machine
 from harness.cluster import MIB
 from tools_support import LIVE, STORE, TOOL, FakeProcess, RealProcess, clean_environment, page, segment_row, tidepool
 
+LIMITS = TOOL.parent / "tests" / "bench" / "copy_limits"
 BLOCKS = [4096 << 2 * i for i in range(5)]
 
 
@@ -27,7 +28,7 @@ def directory(tmp_path):
 
 def bench(*arguments, **environment):
     """On a machine with GPUs as well: none of them is seen."""
-    return tidepool("bench", "--seconds", "0.1", *arguments, timeout=30, CUDA_VISIBLE_DEVICES="", **environment)
+    return tidepool("--seconds", "0.1", *arguments, tool=LIMITS, timeout=30, CUDA_VISIBLE_DEVICES="", **environment)
 
 
 def report_of(*arguments, **environment):
@@ -92,7 +93,7 @@ def test_no_store(directory, arguments):
     with RealProcess(directory, "engine"):
         result = bench(directory, *arguments)
     assert result.returncode == 1 and result.stdout == ""
-    assert result.stderr.startswith(f"tidepool bench: there is no store in {directory}")
+    assert result.stderr.startswith(f"tidepool copy_limits: there is no store in {directory}")
     assert result.stderr.count("\n") == 1
 
 
@@ -116,7 +117,7 @@ def test_a_stopped_store_costs_its_own_row(directory):
 
 def test_a_store_that_ends_meanwhile(directory):
     """Each figure takes a second here, so it ends within the first or the second."""
-    command = [TOOL, "bench", directory, "--json", "--seconds", "20"]
+    command = [LIMITS, directory, "--json", "--seconds", "20"]
     with RealProcess(directory, "store") as store:
         with subprocess.Popen(command, env=clean_environment(CUDA_VISIBLE_DEVICES=""), stdout=subprocess.PIPE) as tool:
             time.sleep(1.5)
@@ -170,6 +171,6 @@ def test_directories_that_cannot_be_used(directory):
     ],
 )
 def test_wrong_usage(arguments, word):
-    result = tidepool("bench", *arguments)
+    result = tidepool(*arguments, tool=LIMITS)
     assert result.returncode == 2 and result.stdout == ""
-    assert word in result.stderr and result.stderr.startswith("tidepool bench: ") and result.stderr.count("\n") == 1
+    assert word in result.stderr and result.stderr.startswith("tidepool copy_limits: ") and result.stderr.count("\n") == 1
