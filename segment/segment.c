@@ -358,7 +358,11 @@ void tp_segment_open_to_gpus(void) {
  * Addresses that engines know as those of segments that they may not have let go of yet: a transfer
  * to something new there would be copied into the old pages. Under the lock.
  */
-static struct { uintptr_t first, end; /* end 0: none */ } stale[TP_WIRE_MAX_SEGMENTS];
+static struct stale {
+    uintptr_t first, end; /* end 0: none */
+    uint64_t number;      /* of the withdrawal */
+} stale[TP_WIRE_MAX_SEGMENTS];
+static uint64_t withdrawals;
 
 static void remember_stale(uintptr_t first, uintptr_t end) {
     unsigned i = 0;
@@ -369,30 +373,44 @@ static void remember_stale(uintptr_t first, uintptr_t end) {
         stale[i].first = first;
     if (stale[i].end < end)
         stale[i].end = end;
+    stale[i].number = ++withdrawals;
 }
 
-/* True: there are such addresses in the range, and all of them are forgotten. */
-static bool forget_stale(uintptr_t first, uintptr_t end) {
+/* Are there such addresses in the range? *ret_number: the last withdrawal so far. */
+static bool find_stale(uintptr_t first, uintptr_t end, uint64_t *ret_number) {
     bool found = false;
+    pthread_mutex_lock(&table_lock);
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++)
         found |= first < stale[i].end && stale[i].first < end;
-    if (found)
-        memset(stale, 0, sizeof stale);
+    *ret_number = withdrawals;
+    pthread_mutex_unlock(&table_lock);
     return found;
 }
 
-void tp_segment_settle(const void *address, size_t bytes) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    if (tp_inert())
-        return;
+/* All engines know of the withdrawals up to this one. */
+static void forget_stale(uint64_t number) {
     pthread_mutex_lock(&table_lock);
-    bool found = forget_stale((uintptr_t)address, (uintptr_t)address + bytes);
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
+        if (stale[i].number <= number)
+            stale[i] = (struct stale){0};
+    }
     pthread_mutex_unlock(&table_lock);
-    if (found && !tp_server_settle(SETTLE_MS))
-        tp_log_once(&said, TP_LOG_WARN,
-                    "an engine did not let go of a segment for %d s, and another one comes to the "
-                    "same addresses: is it stopped, or starved of CPU?",
-                    SETTLE_MS / 1000);
+}
+
+bool tp_segment_settle(const void *address, size_t bytes) {
+    uint64_t number;
+    if (tp_inert() || !find_stale((uintptr_t)address, (uintptr_t)address + bytes, &number))
+        return true;
+    if (tp_server_settle(SETTLE_MS)) {
+        forget_stale(number);
+        return true;
+    }
+    tp_log(TP_LOG_ERROR,
+           "%zu MiB at %p are not made known to engines: a segment was there before, and an engine "
+           "has not let go of it for %d s; is it stopped, or starved of CPU? Let it go on or end "
+           "it, and mount the memory again",
+           bytes >> 20, address, SETTLE_MS / 1000);
+    return false;
 }
 
 /* Under the lock. */
@@ -539,7 +557,8 @@ int tp_segment_publish(void *address, const struct tp_config *config) {
     pthread_mutex_unlock(&table_lock);
     if (bytes == 0)
         return -ENOENT;
-    tp_segment_settle(address, bytes);
+    if (!tp_segment_settle(address, bytes))
+        return -EBUSY;
     int result = tp_server_start(true, config);
     if (result < 0)
         return result;

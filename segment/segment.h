@@ -88,14 +88,17 @@ bool tp_segment_contains(const void *address);
 
 /*
  * Memory is about to be made known to peers: if a segment was withdrawn from there, wait until the
- * connected engines know, some seconds at most. Publishing does so by itself; for memory that is
- * not ours, which Mooncake would serve there. Any thread.
+ * connected engines know, some seconds at most. False, with one line logged, when one of them still
+ * does not: it may copy into the old pages whatever is told to be there now, so the memory must not
+ * be made known. Publishing asks by itself; to be called for memory that is not ours, which
+ * Mooncake would serve there. Any thread.
  */
-void tp_segment_settle(const void *address, size_t bytes);
+bool tp_segment_settle(const void *address, size_t bytes);
 
 /*
  * Publish the overlay that starts at `address`: from now on engines are told of it. The first call
- * starts the server. 0, -ENOENT (no overlay there), or -errno with one line logged.
+ * starts the server. 0, -ENOENT (no overlay there), or -errno with one line logged: -EBUSY when
+ * tp_segment_settle says no.
  */
 int tp_segment_publish(void *address, const struct tp_config *config);
 

@@ -287,8 +287,8 @@ int tp_hook_te_register(void *self, void *address, size_t bytes, const struct cx
     if (!real || (store_memory && tp_overlays_prepare(address, bytes, config) != 0)) {
         return -1;
     }
-    if (store_memory) {
-        tp_segment_settle(address, bytes);
+    if (store_memory && !tp_segment_settle(address, bytes)) {
+        return -1;
     }
     reach_own_segments(config);
     int rc = real(self, address, bytes, location, remote_accessible, update_metadata);

@@ -20,6 +20,7 @@
 #include "env/stats.h"
 #include "segment/segment.h"
 #include "segment/session.h"
+#include "segment/table.h"
 #include "segment_bench.h"
 
 #define BYTES (32 * MIB)
@@ -546,6 +547,27 @@ Test(server, a_stopped_and_a_killed_client_stall_nobody) {
     cr_assert_eq(shown_clients(), 1);
     expect_served(good, &message.body.segment);
     close(good);
+    end_store(&store);
+}
+
+/* It would copy into the old pages whatever is told to be at these addresses now. */
+Test(server, addresses_that_a_client_has_not_let_go_of_are_not_published_again) {
+    struct store store = start_store();
+    struct tp_msg message;
+    uint64_t ids[TP_WIRE_MAX_SEGMENTS];
+    int fd = bench_attach(store.config);
+    bench_expect(fd, TP_MSG_SEGMENT, &message);
+    cr_assert_eq(tp_segment_restore(store.range), 0);
+    cr_assert_eq(tp_segment_overlay(store.range, BYTES, false, store.config), 0);
+    cr_assert_eq(tp_segment_publish(store.range, store.config), -EBUSY);
+    cr_assert_not(tp_segment_settle(store.range + BYTES - 1, 1), "it was forgotten");
+    tp_table_published(ids);
+    cr_assert_eq(ids[0], 0);
+    cr_assert(tp_segment_settle(store.range + BYTES, BYTES), "nothing was there");
+    bench_expect(fd, TP_MSG_GONE, &message);
+    cr_assert_eq(tp_segment_publish(store.range, store.config), 0);
+    bench_expect(fd, TP_MSG_SEGMENT, &message);
+    close(fd);
     end_store(&store);
 }
 
