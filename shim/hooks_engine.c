@@ -284,7 +284,7 @@ int tp_hook_te_register(void *self, void *address, size_t bytes, const struct cx
     bool store_memory =
         config && config->store.half != TP_HALF_OFF && remote_accessible && module && module->store;
 
-    if (!real || (store_memory && tp_overlays_prepare(address, bytes, config) != 0)) {
+    if (!real || (store_memory && tp_overlays_prepare(CALLER(), address, bytes, config) != 0)) {
         return -1;
     }
     if (store_memory && !tp_segment_settle(address, bytes)) {

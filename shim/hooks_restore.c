@@ -5,7 +5,7 @@
  * fills it with zeros; a module's is published when it is registered, as segments are.
  *
  * It is known by its size (MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES) and alignment (UPSTREAM.md).
- * One that is not recognised is overlaid at its registration where its address allows that.
+ * One that is not recognised stays Mooncake's.
  */
 #include "env/env.h"
 #include "segment/segment.h"
@@ -66,14 +66,32 @@ static void release(void *unused, void *address) {
     tp_hook_free(address);
 }
 
-static bool right_size(size_t alignment, size_t bytes, const struct tp_config *config) {
+static bool restore_size(size_t bytes, const struct tp_config *config) {
     uint64_t wanted = config->store.restore_bytes;
 
+    return wanted > 0 &&
+           bytes == (wanted + RESTORE_ALIGNMENT - 1) / RESTORE_ALIGNMENT * RESTORE_ALIGNMENT;
+}
+
+static bool right_size(size_t alignment, size_t bytes, const struct tp_config *config) {
     if (bytes == SCRATCH_BYTES && tp_segment_contains(atomic_load(&latest))) {
         return false;
     }
-    return alignment == RESTORE_ALIGNMENT && wanted > 0 &&
-           bytes == (wanted + RESTORE_ALIGNMENT - 1) / RESTORE_ALIGNMENT * RESTORE_ALIGNMENT;
+    return alignment == RESTORE_ALIGNMENT && restore_size(bytes, config);
+}
+
+bool tp_restore_missed(size_t bytes, const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const char *other = restore_size(bytes, config) ? tp_libc_taken_by("posix_memalign") : NULL;
+
+    if (other) {
+        tp_log_once(&said, TP_LOG_WARN,
+                    "posix_memalign() is that of %s, which comes before Tidepool: the SSD tier's "
+                    "buffer of %zu MiB falls back to Mooncake's transport; name libtidepool.so "
+                    "first in LD_PRELOAD",
+                    other, bytes >> 20);
+    }
+    return other != NULL;
 }
 
 /*

@@ -13,11 +13,8 @@
 #include "shim/overlays.h"
 #include "shim/start.h"
 
-#include <errno.h>
-#include <inttypes.h>
+#include <dlfcn.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define CALLER() __builtin_return_address(0)
@@ -39,98 +36,43 @@ static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
  * ----------------------------------------------------------------------------------------------------------
  */
 
-/* Is any of it a shared mapping already? 1 or 0; -errno when it cannot be told. No /proc: 0. */
-static int shared_already(const void *address, size_t bytes) {
-    uintptr_t wanted = (uintptr_t)address;
-    FILE *file = fopen("/proc/self/maps", "re");
-    char *line = NULL;
-    size_t room = 0;
-    int found = 0;
-
-    if (!file) {
-        return errno == ENOENT ? 0 : -errno;
-    }
-    while (found == 0 && getline(&line, &room, file) > 0) {
-        uintptr_t low;
-        uintptr_t high;
-        char access[5];
-        found = sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s", &low, &high, access) == 3 &&
-                low < wanted + bytes && wanted < high && access[3] == 's';
-    }
-    if (found == 0 && !feof(file)) {
-        found = -errno;
-    }
-    free(line);
-    (void)fclose(file);
-    return found;
-}
-
 /*
- * Memory that was not made by us when it was allocated: CUDA memory cannot be laid over it, and
- * neither can anything where its pages may be pinned already (io_uring's fixed buffers,
- * cudaHostRegister): what is written through the pin would go on to the old ones. A file that
- * Mooncake was told to mount (mount_segment) is somebody else's too, who would not see what is
- * written over it, and its pages would be needed twice.
+ * Mooncake registers memory with remote access that is no segment: its local hot cache
+ * (MC_STORE_LOCAL_HOT_CACHE_SIZE), and files that it was told to mount, which others see too. What
+ * was not made shareable when it was allocated stays as it is: its pages may be pinned or in use.
  */
-static bool left_to_mooncake(const void *address, size_t bytes, const struct tp_config *config) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    static atomic_flag said_shared = ATOMIC_FLAG_INIT;
-    static atomic_flag said_unknown = ATOMIC_FLAG_INIT;
-    const struct tp_store_config *store = &config->store;
-    int shared = shared_already(address, bytes);
+static void log_left_to_mooncake(const void *caller, const void *address, size_t bytes,
+                                 const struct tp_config *config) {
+    static atomic_flag said_cache = ATOMIC_FLAG_INIT;
+    static atomic_flag said_other = ATOMIC_FLAG_INIT;
+    Dl_info info;
 
-    if (shared < 0) {
-        tp_log_once(&said_unknown, TP_LOG_WARN,
-                    "cannot tell whether %zu MiB at %p are a file that this store was told to "
-                    "mount (mount_segment): %s%s; Mooncake's own transport serves them",
-                    bytes >> 20, address, strerror(-shared),
-                    shared == -EMFILE || shared == -ENFILE ? " (ulimit -n)" : "");
-        return true;
-    }
-    if (shared) {
-        tp_log_once(&said_shared, TP_LOG_WARN,
-                    "%zu MiB at %p are a file that this store was told to mount (mount_segment): "
-                    "Mooncake's own transport serves them; allocate_and_mount_segment makes memory "
-                    "that engines can map",
+    if (dladdr(caller, &info) && info.dli_sname && strstr(info.dli_sname, "LocalHotCache")) {
+        tp_log_once(&said_cache, TP_LOG_INFO,
+                    "%zu MiB at %p are Mooncake's local hot cache: it is left as it is, engines do "
+                    "not read it",
                     bytes >> 20, address);
-        return true;
-    }
-    if (store->kind == TP_SEGMENT_CUMEM) {
-        tp_log_once(&said, TP_LOG_INFO,
-                    "%zu MiB at %p were not allocated as CUDA host memory (hugepage or NUMA "
-                    "segments of Mooncake): Mooncake's own transport serves them",
+    } else if (!tp_restore_missed(bytes, config)) {
+        tp_log_once(&said_other, TP_LOG_WARN,
+                    "%zu MiB at %p were not allocated by Mooncake as a segment (a file that this "
+                    "store was told to mount with mount_segment): falls back to Mooncake's "
+                    "transport; allocate_and_mount_segment makes memory that engines can map",
                     bytes >> 20, address);
-        return true;
     }
-    if (store->restore_uring || store->pins_segments) {
-        tp_log_once(&said, TP_LOG_WARN,
-                    "%zu MiB at %p may be pinned already (%s): Mooncake's own transport serves "
-                    "them",
-                    bytes >> 20, address,
-                    store->restore_uring ? "MOONCAKE_OFFLOAD_USE_URING"
-                                         : "MC_STORE_PIN_MEMORY_MAX_BYTES");
-        return true;
-    }
-    return false;
 }
 
-int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *config) {
+int tp_overlays_prepare(const void *caller, void *address, size_t bytes,
+                        const struct tp_config *config) {
     if (config->store.half == TP_HALF_INVALID) {
         return -1; /* the configuration's own line was logged when it was read */
-    }
-    if (tp_segment_contains(address)) {
-        return 0;
     }
     if (tp_restore_refused(address)) {
         return -1; /* with a line, when it was tried */
     }
-    if (left_to_mooncake(address, bytes, config)) {
-        return 0;
+    if (!tp_segment_contains(address)) {
+        log_left_to_mooncake(caller, address, bytes, config);
     }
-    if (tp_server_start(true, config) != 0) {
-        return -1;
-    }
-    return tp_segment_overlay(address, bytes, true, config);
+    return 0;
 }
 
 void tp_overlays_publish(const void *engine, void *address, const struct tp_config *config) {

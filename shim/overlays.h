@@ -3,11 +3,11 @@
  * Which Mooncake allocation is overlaid with shareable memory, by whom it is registered, and when
  * the overlay ends.
  *
- * Life of an overlay: laid when Mooncake allocates a segment (or, for memory that comes from
- * elsewhere, when it registers it); published when it is registered; withdrawn when it is
- * unregistered, its contents staying, since Mooncake may still serve them over TCP; taken away when
- * Mooncake frees the memory through a function that we see, or when the engine that registered it
- * has been destroyed, which comes before a plain free() of the segments
+ * Life of an overlay: laid when Mooncake allocates a segment or the buffer of its SSD tier, and
+ * never over memory that comes from elsewhere; published when it is registered; withdrawn when it
+ * is unregistered, its contents staying, since Mooncake may still serve them over TCP; taken away
+ * when Mooncake frees the memory through a function that we see, or when the engine that registered
+ * it has been destroyed, which comes before a plain free() of the segments
  * (RealClient::tearDownAll_internal).
  */
 #ifndef TIDEPOOL_OVERLAYS_H
@@ -34,16 +34,22 @@ void *tp_overlays_allocate(const struct tp_allocator *next, size_t alignment, si
                            const struct tp_config *config);
 
 /*
- * `address` is about to be registered as remotely accessible by a store: make sure that it is
- * overlaid. 0 also for memory that cannot be (it stays Mooncake's); negative when the configuration
- * says that segments must be shared and it failed: the caller fails the registration. One line was
- * logged.
+ * `address` is about to be registered as remotely accessible by a store, from the code at `caller`.
+ * Returns 0 when the registration may go on: memory that is no overlay stays Mooncake's, and one
+ * line says so. Returns a negative value when the configuration says that segments must be shared
+ * and this one could not be: the caller fails the registration. One line was logged.
  */
-int tp_overlays_prepare(void *address, size_t bytes, const struct tp_config *config);
+int tp_overlays_prepare(const void *caller, void *address, size_t bytes,
+                        const struct tp_config *config);
 
 /* Is this the buffer of an SSD tier that could not be made shared memory, with its line logged? Its
  * registration must fail. (hooks_restore.c) */
 bool tp_restore_refused(const void *address);
+
+/* Memory of this size is registered that was not made here. Returns true when it is the buffer of
+ * an SSD tier, allocated by another library's posix_memalign(): one warning was logged.
+ * (hooks_restore.c) */
+bool tp_restore_missed(size_t bytes, const struct tp_config *config);
 
 /* `engine` has registered it: publish, and remember whose it is. */
 void tp_overlays_publish(const void *engine, void *address, const struct tp_config *config);

@@ -13,7 +13,7 @@ from harness import actions_store as actions
 from harness.cluster import MIB, await_port, free_port
 from harness.memory import random_bytes
 from harness.program import Program
-from harness.wheels import SCARCE, TOOL
+from harness.wheels import TOOL
 
 pytestmark = pytest.mark.stores
 
@@ -72,33 +72,12 @@ def test_a_file_that_others_see(cluster, mode):
             assert random_bytes(SIZE, 1 + index).tobytes() in inside, f"key{index} is not in the file"
         if not cluster.stock:
             (line,) = store.warnings
-            assert "told to mount (mount_segment): Mooncake's own transport serves them" in line
+            assert "told to mount with mount_segment): falls back to Mooncake's transport" in line
         assert path in store.call(actions_process.mapped_files)
         assert store.call(actions.unmount, segments=mounted, path=path) == 0
         assert path not in store.call(actions_process.mapped_files)
         assert (store.call(actions.close), store.finish()) == (0, 0)
         cluster.assert_no_rule_broken()
-
-
-@pytest.mark.parametrize("short", ["open=self/m:1:1", "open=self/m:1:0"], ids=["once", "always"])
-def test_a_file_that_cannot_be_told(newest, short):
-    """Without an fd to look what is mounted, it stays what it is."""
-    if newest.stock:
-        pytest.skip("what runs out runs out for Tidepool")
-    with mounts.mounted("tmpfs", "mode=0700") as folder:
-        path = f"{folder}/lent"
-        with open(path, "wb") as file:
-            file.truncate(SEGMENT)
-        environment = newest.store_environment()
-        environment.update(LD_PRELOAD=f"{SCARCE}:{environment['LD_PRELOAD']}", SCARCE=short)
-        store = newest.store(segment_bytes=0, environment=environment)
-        mounted = store.call(actions.mount, size=SEGMENT, path=path)
-        move(newest, newest.engine(), "key", local=False)
-        (line,) = store.warnings
-        assert "Too many open files (ulimit -n)" in line and "Mooncake's own transport serves them" in line
-        assert path in store.call(actions_process.mapped_files)
-        assert store.call(actions.unmount, segments=mounted, path=path) == 0
-        assert (store.call(actions.close), store.finish()) == (0, 0)
 
 
 SLOW = r"""
