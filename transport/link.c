@@ -14,6 +14,7 @@
 
 #include "env/env.h"
 #include "env/stats.h"
+#include "transport/history.h"
 #include "transport/importer.h"
 
 #define MESSAGES_A_TURN 32
@@ -203,6 +204,49 @@ static enum tp_link_end out_of_memory(void) {
     return TP_LINK_SILENT;
 }
 
+/*
+ * May this segment be used under this name? Returns 0; -EADDRINUSE, with one line a name, if its
+ * addresses are those of an earlier instance, of whose memory the master may still speak; or
+ * -ENOMEM.
+ */
+static int check_history(const struct tp_link *link, struct tp_name *name,
+                         const struct tp_msg_segment *message) {
+    const uint8_t *id = link->instance;
+    int error = tp_history_add(name, id, message->base, message->bytes);
+    if (error == -EADDRINUSE && tp_history_warn(name))
+        tp_log(TP_LOG_WARN,
+               "store %s (instance %02x%02x%02x%02x) has a segment at 0x%llx, %llu MiB, where an "
+               "earlier instance of this name had one: a request for the old memory would get the "
+               "bytes of the new, so requests to this segment fall back to Mooncake's transport; "
+               "start the store once more to get other addresses, or restart this process",
+               name->text, id[0], id[1], id[2], id[3], (unsigned long long)message->base,
+               (unsigned long long)message->bytes >> 20);
+    return error;
+}
+
+static void segment_withdrawn(struct tp_link *link, struct tp_peer_segment *segment) {
+    atomic_store(&segment->state, TP_SEGMENT_GONE);
+    for (unsigned i = 0; i < TP_LINK_WANTS; i++) {
+        if (link->wants[i].segment_id == segment->message.segment_id)
+            link->wants[i].gone = true; /* its answer may be on the way */
+    }
+}
+
+/* The segments that came before this name. Those that may not be used under it are withdrawn. */
+static int check_histories(struct tp_link *link, struct tp_name *name) {
+    for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS; i++) {
+        struct tp_peer_segment *segment = &link->peer->segments[i];
+        if (atomic_load(&segment->state) != TP_SEGMENT_LIVE)
+            continue;
+        int error = check_history(link, name, &segment->message);
+        if (error == -ENOMEM)
+            return error;
+        if (error)
+            segment_withdrawn(link, segment);
+    }
+    return 0;
+}
+
 static enum tp_link_end named(struct tp_link *link, const char *text,
                               const struct tp_link_self *self) {
     if (text[0] == 0 || (link->name && strcmp(text, link->name->text) == 0))
@@ -220,6 +264,8 @@ static enum tp_link_end named(struct tp_link *link, const char *text,
                name->text);
         return link->name ? TP_LINK_BROKEN : TP_LINK_LIVES;
     }
+    if (check_histories(link, name) != 0)
+        return out_of_memory();
     bool first = !link->name;
     link->name = name;
     if (first) {
@@ -267,8 +313,11 @@ static enum tp_link_end segment_added(struct tp_link *link, const struct tp_msg_
         i++;
     if (i == TP_WIRE_MAX_SEGMENTS)
         return TP_LINK_BROKEN;
+    int error = link->name ? check_history(link, link->name, message) : 0;
+    if (error)
+        return error == -ENOMEM ? out_of_memory() : TP_LINK_LIVES;
     struct tp_peer_segment *segment = &link->peer->segments[i];
-    int error = tp_import_begin(segment, message);
+    error = tp_import_begin(segment, message);
     if (error == -ENOMEM)
         return out_of_memory();
     if (error) {
@@ -291,11 +340,7 @@ static enum tp_link_end segment_gone(struct tp_link *link, uint64_t id) {
     struct tp_peer_segment *segment = segment_by_id(link, id);
     if (!segment)
         return TP_LINK_LIVES; /* one that was not imported */
-    atomic_store(&segment->state, TP_SEGMENT_GONE);
-    for (unsigned i = 0; i < TP_LINK_WANTS; i++) {
-        if (link->wants[i].segment_id == id)
-            link->wants[i].gone = true; /* its answer may be on the way */
-    }
+    segment_withdrawn(link, segment);
     stats_refresh(link);
     return TP_LINK_LIVES;
 }

@@ -21,6 +21,7 @@ struct tp_name {
                                     looked for yet */
     _Atomic uint64_t opened_ms;  /* CLOCK_MONOTONIC when an engine first opened it, 0: never */
     atomic_flag said;            /* that it is left to Mooncake */
+    struct tp_history *history;  /* history.c's */
     uint32_t bytes;
     char text[TP_NAME_BYTES + 1];
 };

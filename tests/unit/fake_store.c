@@ -73,6 +73,25 @@ static bool turned_away(const struct fake *fake, int client) {
     return true;
 }
 
+static void say_name_and_segment(const struct fake *fake, int client) {
+    enum fake_manner manner = fake->options.manner;
+    struct tp_msg message = {.type = TP_MSG_SEGMENT, .body.segment = fake->segment};
+    unsigned names = manner == FAKE_RENAMES ? 64 : manner == FAKE_NAME_FLOOD ? 66 : 1;
+    if (manner == FAKE_BAD_SEGMENT)
+        message.body.segment.bytes = UINT64_MAX;
+    if (manner == FAKE_SEGMENT_FIRST)
+        say(client, &message, NULL, 0);
+    if (manner == FAKE_NAMED_ANEW) {
+        struct tp_msg other = {.type = TP_MSG_NAME};
+        snprintf(other.body.name.name, 64, "127.0.0.1:%d", (int)getpid() + 65536);
+        say(client, &other, NULL, 0);
+    } else {
+        say_names(fake, client, names);
+    }
+    if (manner != FAKE_SEGMENT_FIRST)
+        say(client, &message, NULL, 0);
+}
+
 static void greet(const struct fake *fake, int client) {
     struct tp_msg message = {.type = TP_MSG_WELCOME};
     memcpy(message.body.welcome.instance, fake->instance, 16);
@@ -83,14 +102,7 @@ static void greet(const struct fake *fake, int client) {
     if (fake->options.manner == FAKE_OTHER_HOST)
         message.body.welcome.identity[0] ^= 1;
     say(client, &message, NULL, 0);
-    if (fake->options.manner == FAKE_RENAMES || fake->options.manner == FAKE_NAME_FLOOD)
-        say_names(fake, client, fake->options.manner == FAKE_RENAMES ? 64 : 66);
-    else
-        say_names(fake, client, 1);
-    message = (struct tp_msg){.type = TP_MSG_SEGMENT, .body.segment = fake->segment};
-    if (fake->options.manner == FAKE_BAD_SEGMENT)
-        message.body.segment.bytes = UINT64_MAX;
-    say(client, &message, NULL, 0);
+    say_name_and_segment(fake, client);
     if (fake->options.manner == FAKE_UNASKED) {
         message = (struct tp_msg){.type = TP_MSG_PIECES,
                                   .body.pieces = {fake->segment.segment_id + 1, 0, 1}};
@@ -124,6 +136,13 @@ static void answer(const struct fake *fake, int client, const struct tp_msg *mes
     if (manner == FAKE_RENAMES) {
         usleep(3200000);
         say_names(fake, client, 3);
+    }
+    if (manner == FAKE_NAMED_ANEW)
+        say_names(fake, client, 1);
+    static bool hung_up;
+    if (manner == FAKE_HANGS_UP && !hung_up) {
+        hung_up = true;
+        shutdown(client, SHUT_RDWR);
     }
     if (manner == FAKE_GONE) {
         usleep((fake->options.gone_ms ? fake->options.gone_ms : 200) * 1000);

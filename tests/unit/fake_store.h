@@ -34,6 +34,9 @@ enum fake_manner {
     FAKE_RENAMES,        /* as many names as are free, then later one for each second */
     FAKE_NAME_FLOOD,     /* more names than anybody needs */
     FAKE_GONE,           /* withdraws its segment some time after the pieces went */
+    FAKE_SEGMENT_FIRST,  /* says its name last */
+    FAKE_NAMED_ANEW,     /* has another name until its pieces went */
+    FAKE_HANGS_UP,       /* ends the first connection once the pieces went */
 };
 
 struct fake_store {

@@ -3,6 +3,7 @@
  */
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,7 +14,10 @@
 #include <sys/un.h>
 
 #include "rig.h"
+#include "transport/history.h"
 #include "transport/link.h"
+
+#define MIB (UINT64_C(1) << 20)
 
 static struct tp_config *config;
 static struct tp_engine *engine;
@@ -30,13 +34,17 @@ static void start(void) {
     start_with(fake_config());
 }
 
+/* Each store at addresses that none of this name has had. */
 static bool attaches(enum fake_manner manner, unsigned timeout_ms) {
+    static uint64_t base = FAKE_BASE + (UINT64_C(1) << 40);
     struct fake_store store;
-    fake_start(&store, config, &(struct fake_options){.name = "127.0.0.1:1", .manner = manner});
+    base += 1 << 30;
+    fake_start(&store, config,
+               &(struct fake_options){.name = "127.0.0.1:1", .base = base, .manner = manner});
     tp_engine_open(engine, 1, "127.0.0.1:1", 11);
-    bool local = rig_wait(engine, 1, FAKE_BASE, timeout_ms);
+    bool local = rig_wait(engine, 1, base, timeout_ms);
     fake_end(&store);
-    while (rig_wait(engine, 1, FAKE_BASE, 5)) /* until its end is seen */
+    while (rig_wait(engine, 1, base, 5)) /* until its end is seen */
         usleep(1000);
     return local;
 }
@@ -276,19 +284,97 @@ Test(peer, a_dead_store_is_let_go_and_its_heir_found, .timeout = 60) {
     start();
     for (int round = 0; round < 5; round++) {
         struct fake_store store;
-        fake_start(&store, config, &(struct fake_options){.name = "127.0.0.1:1"});
+        uint64_t base = FAKE_BASE + ((uint64_t)round << 30);
+        fake_start(&store, config, &(struct fake_options){.name = "127.0.0.1:1", .base = base});
         tp_engine_open(engine, 1, "127.0.0.1:1", 11);
-        cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000), "round %d", round);
+        cr_assert(rig_wait(engine, 1, base, 5000), "round %d", round);
         fake_kill(&store);
         uint64_t end = tp_now_ms() + 1000;
         while (mappings_of("memfd:fake") > 1 && tp_now_ms() < end)
             usleep(5000);
         cr_assert_eq(mappings_of("memfd:fake"), 1, "only the test's own view is left");
-        cr_assert_not(rig_wait(engine, 1, FAKE_BASE, 20));
+        cr_assert_not(rig_wait(engine, 1, base, 20));
         fake_end(&store);
     }
     cr_assert_eq(rig_counter(TP_PEERS_LOST), 5);
     cr_assert_gt(rig_counter(TP_FALLBACK_PEER_GONE), 0);
+}
+
+static void wait_until_attached(uint64_t count) {
+    for (uint64_t end = tp_now_ms() + 10000;
+         rig_counter(TP_PEERS_ATTACHED) < count && tp_now_ms() < end;)
+        usleep(1000);
+    cr_assert_eq(rig_counter(TP_PEERS_ATTACHED), count);
+}
+
+/* The master goes on speaking of a dead store's memory for seconds, by its name and addresses. */
+static void check_heirs_of_addresses(enum fake_manner manner) {
+    struct fake_store store;
+    int lines = take_stderr();
+    start();
+    tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+    fake_start(&store, config, &(struct fake_options){.name = "127.0.0.1:1"});
+    cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000));
+    fake_end(&store);
+    for (uint64_t heir = 1; heir <= 2; heir++) {
+        uint64_t base = FAKE_BASE + heir * MIB; /* it shares some addresses only */
+        fake_start(&store, config,
+                   &(struct fake_options){.name = "127.0.0.1:1", .base = base, .manner = manner});
+        wait_until_attached(1 + heir);
+        cr_assert_not(rig_wait(engine, 1, base + 2 * MIB, 200), "heir %d", (int)heir);
+        cr_assert_not(rig_wait(engine, 1, base + 4 * MIB - 1, 50), "heir %d", (int)heir);
+        fake_end(&store);
+    }
+    cr_assert_eq(said(lines, "an earlier instance of this name had one"), 1);
+    cr_assert_gt(rig_counter(TP_FALLBACK_OUT_OF_RANGE), 0);
+    fake_start(&store, config,
+               &(struct fake_options){
+                   .name = "127.0.0.1:1", .base = FAKE_BASE + 6 * MIB, .manner = manner});
+    cr_assert(rig_wait(engine, 1, FAKE_BASE + 6 * MIB, 5000), "at addresses of its own it is used");
+    cr_assert_eq(mappings_of("memfd:fake"), 2, "nothing of the others is left");
+    fake_end(&store);
+}
+
+Test(peer, a_store_at_the_addresses_of_one_before_it_is_not_used, .timeout = 30) {
+    check_heirs_of_addresses(FAKE_GOOD);
+}
+
+Test(peer, a_store_at_such_addresses_that_says_its_name_last_is_not_used, .timeout = 30) {
+    check_heirs_of_addresses(FAKE_SEGMENT_FIRST);
+}
+
+Test(peer, a_store_at_such_addresses_that_takes_the_name_later_is_not_used, .timeout = 30) {
+    check_heirs_of_addresses(FAKE_NAMED_ANEW);
+}
+
+Test(peer, a_store_is_used_again_when_its_connection_was_lost, .timeout = 30) {
+    struct fake_store store;
+    start();
+    fake_start(&store, config,
+               &(struct fake_options){.name = "127.0.0.1:1", .manner = FAKE_HANGS_UP});
+    tp_engine_open(engine, 1, "127.0.0.1:1", 11);
+    wait_until_attached(2);
+    cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000));
+    cr_assert_eq(rig_counter(TP_PEERS_LOST), 1);
+    fake_end(&store);
+}
+
+Test(peer, what_is_remembered_of_a_name_is_bounded) {
+    struct tp_name *name = tp_name_intern("a", 1), *other = tp_name_intern("b", 1);
+    uint8_t one[16] = {1}, two[16] = {2};
+    for (uint64_t i = 0; i < 1000; i++)
+        cr_assert_eq(tp_history_add(name, one, FAKE_BASE + i * 2 * MIB, MIB), 0);
+    cr_assert_eq(tp_history_add(name, one, FAKE_BASE + 999 * 2 * MIB, MIB), 0, "its own");
+    cr_assert_eq(tp_history_add(other, two, FAKE_BASE + 999 * 2 * MIB, MIB), 0, "another name");
+    cr_assert_not(tp_history_warn(tp_name_intern("c", 1)));
+    for (uint64_t i = 744; i < 1000; i++)
+        cr_assert_eq(tp_history_add(name, one, FAKE_BASE + i * 2 * MIB, MIB), 0);
+    cr_assert_eq(tp_history_add(name, two, FAKE_BASE + 745 * 2 * MIB - 1, 1), 0, "beside it");
+    cr_assert_eq(tp_history_add(name, two, FAKE_BASE, 2 * MIB), 0, "the oldest is forgotten");
+    cr_assert_eq(tp_history_add(name, two, FAKE_BASE + 999 * 2 * MIB + MIB - 1, 1), -EADDRINUSE);
+    cr_assert_eq(tp_history_add(name, two, FAKE_BASE, UINT64_C(1) << 40), -EADDRINUSE);
+    cr_assert(tp_history_warn(name));
+    cr_assert_not(tp_history_warn(name));
 }
 
 Test(peer, two_stores_of_one_name_are_neither, .timeout = 30) {
@@ -297,11 +383,13 @@ Test(peer, two_stores_of_one_name_are_neither, .timeout = 30) {
     fake_start(&one, config, &(struct fake_options){.name = "127.0.0.1:1"});
     tp_engine_open(engine, 1, "127.0.0.1:1", 11);
     cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000));
-    fake_start(&two, config, &(struct fake_options){.name = "127.0.0.1:1"});
+    fake_start(&two, config,
+               &(struct fake_options){.name = "127.0.0.1:1", .base = FAKE_BASE + (1 << 30)});
     usleep(500000);
     cr_assert_not(rig_wait(engine, 1, FAKE_BASE, 50));
     fake_end(&one);
-    cr_assert(rig_wait(engine, 1, FAKE_BASE, 5000), "the other is meant once one is gone");
+    cr_assert(rig_wait(engine, 1, FAKE_BASE + (1 << 30), 5000),
+              "the other is meant once one is gone");
     fake_end(&two);
 }
 
