@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -55,9 +56,16 @@ int tp_random_id(uint8_t ret_id[static 16]) {
 }
 
 uint64_t tp_host_netns(void) {
+    static atomic_flag logged = ATOMIC_FLAG_INIT;
     struct stat status;
 
-    return stat("/proc/self/ns/net", &status) == 0 ? (uint64_t)status.st_ino : 0;
+    if (stat("/proc/self/ns/net", &status) == 0)
+        return (uint64_t)status.st_ino;
+    tp_log_once(&logged, TP_LOG_WARN,
+                "cannot look at /proc/self/ns/net (%s): stores named by loopback addresses are not "
+                "used through shared memory; mount /proc, or name stores by another address",
+                strerror(errno));
+    return 0;
 }
 
 static bool owner_allowed(uid_t owner, const struct tp_config *config) {
