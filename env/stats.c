@@ -160,6 +160,16 @@ void tp_count(enum tp_counter counter, uint64_t amount) {
     }
 }
 
+void tp_stats_condition(enum tp_condition condition, bool holds) {
+    _Atomic uint32_t *conditions = &tp_stats_page()->conditions;
+
+    if (holds) {
+        atomic_fetch_or(conditions, (uint32_t)condition);
+    } else {
+        atomic_fetch_and(conditions, ~(uint32_t)condition);
+    }
+}
+
 void tp_stats_event(const char *text) {
     struct tp_stats_page *page = tp_stats_page();
     struct tp_stats_event *event;
@@ -330,6 +340,10 @@ static void bound_page(struct tp_stats_page *page) {
     }
     for (size_t i = 0; i < TP_STATS_EVENTS; i++)
         END_TEXT(page->events[i].text);
+    for (size_t i = 0; i < TP_STATS_MISSES; i++) {
+        bound_state(&page->misses[i].state);
+        END_TEXT(page->misses[i].name);
+    }
 }
 
 int tp_stats_view(int fd, struct tp_stats_page *ret_page) {

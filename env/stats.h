@@ -15,26 +15,30 @@
  * |------------------|-----------------------|------------------------------------------|
  * | header, instance | tp_stats_page         | once, before the fd can be seen          |
  * | roles, name      | shim                  | when a half starts, when the name is known |
+ * | conditions       | any thread            | tp_stats_condition                       |
  * | counters         | any thread            | relaxed atomic adds                      |
  * | segments[]       | segment               | under its lock; `state` is written last  |
  * | clients[]        | segment's server      | its thread only; `state` is written last |
  * | peers[]          | transport's peer      | its thread only; `state` is written last |
  * | events[]         | tp_stats_event        | a ring of the last messages              |
+ * | misses[]         | transport's peer      | its thread only; `state` is written last |
  */
 #ifndef TIDEPOOL_STATS_H
 #define TIDEPOOL_STATS_H
 
 #include <assert.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define TP_STATS_MAGIC UINT64_C(0x3153544154535054) /* "TPSTATS1", little-endian */
-#define TP_STATS_VERSION 1
+#define TP_STATS_VERSION 2
 #define TP_STATS_SEGMENTS 64
 #define TP_STATS_CLIENTS 64
 #define TP_STATS_PEERS 64
 #define TP_STATS_EVENTS 16
+#define TP_STATS_MISSES 64
 
 enum tp_counter {
 #define TP_COUNTER(identifier, json_name, unit, meaning) TP_##identifier,
@@ -44,6 +48,13 @@ enum tp_counter {
 };
 
 enum { TP_ROLE_STORE = 1, TP_ROLE_ENGINE = 2 };
+
+/* What is wrong in a process as a whole, a bit each. */
+enum tp_condition {
+    TP_CONDITION_UNNAMED = 1,        /* publishes memory, and peers' name for it is not known */
+    TP_CONDITION_SEVERAL_STORES = 2, /* several stores with memory, and one name for all */
+    TP_CONDITION_LENDS_UNSHARED = 4, /* lends memory to Mooncake, and is no store of Tidepool's */
+};
 
 enum tp_slot_state { TP_SLOT_EMPTY, TP_SLOT_STARTING, TP_SLOT_LIVE, TP_SLOT_GONE };
 
@@ -78,6 +89,14 @@ struct tp_stats_event {
     char text[248];
 };
 
+/* A name whose requests fell back because no attached store bears it (TP_FALLBACK_NO_PEER). */
+struct tp_stats_miss {
+    _Atomic uint32_t state; /* TP_SLOT_EMPTY or TP_SLOT_LIVE */
+    uint32_t unused;
+    _Atomic uint64_t requests, bytes;
+    char name[128]; /* the endpoint by which Mooncake opened it */
+};
+
 struct tp_stats_page {
     uint64_t magic;
     uint32_t version, size_bytes;
@@ -96,6 +115,8 @@ struct tp_stats_page {
     struct tp_stats_client clients[TP_STATS_CLIENTS];
     struct tp_stats_peer peers[TP_STATS_PEERS];
     struct tp_stats_event events[TP_STATS_EVENTS];
+    struct tp_stats_miss misses[TP_STATS_MISSES];
+    _Atomic uint32_t conditions; /* enum tp_condition */
 };
 static_assert(TP_COUNTER_COUNT <= 128, "the page has room for 128 counters");
 static_assert(offsetof(struct tp_stats_page, counters) ==
@@ -120,6 +141,9 @@ int tp_stats_open(int *ret_fd);
 
 /* Add to a counter: one relaxed atomic add. Any thread, any time (also inside hooks of libc). */
 void tp_count(enum tp_counter counter, uint64_t amount);
+
+/* Set or clear a condition. Any thread. */
+void tp_stats_condition(enum tp_condition condition, bool holds);
 
 /* Record a message for `tidepool status` (the last 16 are kept). tp_log calls it for errors and
  * warnings. Any thread. */

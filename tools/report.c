@@ -41,6 +41,32 @@ static const struct {
      "GPU memory goes the slow way: device_copy is off, or this version or host cannot"},
 };
 
+/* Conditions of a process that need attention whatever it does. */
+static const struct {
+    enum tp_condition condition;
+    const char *word, *meaning;
+} conditions[] = {
+    {TP_CONDITION_UNNAMED, "unnamed",
+     "publishes memory, but the name by which peers open it is not known: engines use Mooncake's "
+     "transport (its log says why)"},
+    {TP_CONDITION_SEVERAL_STORES, "several_stores",
+     "holds several stores with memory: only the one of this name is reached through shared memory "
+     "(use a process for each store)"},
+    {TP_CONDITION_LENDS_UNSHARED, "lends_unshared",
+     "lends memory to Mooncake but is set up as an engine only: what others put there goes by "
+     "Mooncake's transport (set it up as a store too: tidepool run --store DIR --engine DIR; or "
+     "give it a global segment size of 0)"},
+};
+
+const char *report_condition_word(uint32_t bit) {
+    for (size_t i = 0; i < sizeof(conditions) / sizeof(*conditions); i++) {
+        if (conditions[i].condition == bit) {
+            return conditions[i].word;
+        }
+    }
+    return NULL;
+}
+
 const char *report_verdict_word(enum report_verdict verdict) {
     static const char *const words[] = {"ok", "attention", "empty"};
     return words[verdict];
@@ -159,6 +185,89 @@ static bool is_new(const struct scan_entry *entry, const struct report *report) 
     return start_s <= report->now_s && report->now_s - start_s < NEW_S;
 }
 
+static void judge_conditions(const struct scan_entry *entry, struct report *report) {
+    char name[192];
+
+    for (size_t i = 0; i < sizeof(conditions) / sizeof(*conditions); i++) {
+        if (atomic_load(&entry->page->conditions) & conditions[i].condition) {
+            add_reason(report, "%s %s", who(entry, name), conditions[i].meaning);
+        }
+    }
+}
+
+static bool attached_to(const struct tp_stats_page *page, const char *name) {
+    for (size_t i = 0; i < TP_STATS_PEERS; i++) {
+        uint32_t state = atomic_load(&page->peers[i].state);
+        if ((state == TP_SLOT_LIVE || state == TP_SLOT_STARTING) &&
+            strcmp(page->peers[i].name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * Requests of this engine for stores of this directory that it is not attached to. Those that came
+ * before it was attached are ordinary, and so are those for other processes.
+ */
+static void judge_misses(const struct scan_entry *entry, struct report *report) {
+    char name[192];
+
+    for (size_t i = 0; i < TP_STATS_MISSES; i++) {
+        const struct tp_stats_miss *miss = &entry->page->misses[i];
+        unsigned count = 0;
+        if (atomic_load(&miss->state) != TP_SLOT_LIVE || !miss->name[0] ||
+            attached_to(entry->page, miss->name)) {
+            continue;
+        }
+        const struct scan_entry *store =
+            report_find(report->scan, miss->name, TP_ROLE_STORE, &count);
+        if (!store || is_new(store, report) || is_new(entry, report)) {
+            continue;
+        }
+        add_reason(
+            report,
+            "%s: %" PRIu64 " requests for the store %s of this directory fell back to Mooncake's "
+            "transport (%s)",
+            who(entry, name), atomic_load(&miss->requests), miss->name,
+            count > 1 ? "several processes bear this name: give each its own"
+            : strncmp(miss->name, "127.", 4) == 0
+                ? "it is not attached: see the events and 'tidepool doctor' on both sides; across "
+                  "network namespaces a store needs another name than a loopback address"
+                : "it is not attached: see the events and 'tidepool doctor' on both sides");
+    }
+}
+
+/* Engines that a store serves and whose own counters are not here. */
+static void judge_clients(const struct scan_entry *store, struct report *report) {
+    unsigned clients = 0;
+    unsigned shown = 0;
+    char name[192];
+
+    for (size_t i = 0; i < TP_STATS_CLIENTS; i++) {
+        const struct tp_stats_client *client = &store->page->clients[i];
+        clients +=
+            atomic_load(&client->state) == TP_SLOT_LIVE && client->since_s + NEW_S <= report->now_s;
+    }
+    for (size_t i = 0; i < report->scan->count; i++) {
+        const struct scan_entry *entry = &report->scan->entries[i];
+        bool serves = !entry->page && entry->state != SCAN_STALE; /* has a reason of its own */
+        for (size_t k = 0; entry->page && k < TP_STATS_PEERS && !serves; k++) {
+            const struct tp_stats_peer *peer = &entry->page->peers[k];
+            uint32_t state = atomic_load(&peer->state);
+            serves = (state == TP_SLOT_LIVE || state == TP_SLOT_STARTING) &&
+                     memcmp(peer->instance, store->page->instance, sizeof(peer->instance)) == 0;
+        }
+        shown += serves;
+    }
+    if (clients > shown) {
+        add_reason(report,
+                   "%s serves %u engines, and the counters of %u of them are missing here (their "
+                   "logs say why: no file descriptors, or memfd_create refused)",
+                   who(store, name), clients, clients - shown);
+    }
+}
+
 static void judge_live(const struct scan_entry *entry, struct report *report) {
     const struct tp_stats_page *page = entry->page;
     uint32_t roles = report_roles(entry);
@@ -170,6 +279,7 @@ static void judge_live(const struct scan_entry *entry, struct report *report) {
         if (!live_segments(page) && !is_new(entry, report)) {
             add_reason(report, "%s publishes no memory", who(entry, name));
         }
+        judge_clients(entry, report);
     }
     if (roles & TP_ROLE_ENGINE) {
         report->engines++;
@@ -178,7 +288,9 @@ static void judge_live(const struct scan_entry *entry, struct report *report) {
         report->read_bytes += atomic_load(&page->counters[TP_LOCAL_READ_BYTES]);
         report->write_bytes += atomic_load(&page->counters[TP_LOCAL_WRITE_BYTES]);
         report->forward_bytes += atomic_load(&page->counters[TP_FORWARD_BYTES]);
+        judge_misses(entry, report);
     }
+    judge_conditions(entry, report);
     judge_alarms(entry, report);
 }
 

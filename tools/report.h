@@ -33,6 +33,25 @@ void report_judge(const char *directory, const char *directory_problem, const st
 /* "store", "engine" or both: TP_ROLE_*. By its entry and its page. */
 uint32_t report_roles(const struct scan_entry *entry);
 
+/* Whom a name stands for whose requests fell back to Mooncake's transport (report_targets.c). */
+enum report_target {
+    REPORT_TARGET_STORE,      /* a store in this directory */
+    REPORT_TARGET_ENGINE,     /* a process in this directory that shares no memory */
+    REPORT_TARGET_OTHER_HOST, /* its host part is no name or address of this host */
+    REPORT_TARGET_UNKNOWN,    /* of this host, and in no page of this directory */
+};
+enum report_target report_target(const struct scan *scan, const char *name);
+const char *report_target_word(enum report_target target);
+const char *report_target_meaning(enum report_target target);
+
+/* A live process of this name that has this role, and how many there are. NULL: none. */
+const struct scan_entry *report_find(const struct scan *scan, const char *name, uint32_t role,
+                                     unsigned *ret_count);
+
+/* "unnamed", "several_stores", "lends_unshared" of one bit of enum tp_condition; NULL: none such.
+ */
+const char *report_condition_word(uint32_t bit);
+
 /* The first line of the text form, without its end. */
 void report_summary(const struct report *report, FILE *out);
 void report_print_text(const struct report *report, FILE *out);

@@ -86,6 +86,33 @@ static json_t *peers_json(const struct tp_stats_page *page) {
     return list;
 }
 
+static json_t *misses_json(const struct tp_stats_page *page, const struct scan *scan) {
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < TP_STATS_MISSES; i++) {
+        const struct tp_stats_miss *m = &page->misses[i];
+        if (atomic_load(&m->state) == TP_SLOT_LIVE) {
+            (void)json_array_append_new(
+                list, json_pack("{s:o, s:s, s:o, s:o}", "name", clean_string(m->name), "target",
+                                report_target_word(report_target(scan, m->name)), "requests",
+                                number(atomic_load(&m->requests)), "bytes",
+                                number(atomic_load(&m->bytes))));
+        }
+    }
+    return list;
+}
+
+static json_t *conditions_json(const struct tp_stats_page *page) {
+    json_t *list = json_array();
+
+    for (uint32_t bit = 1; bit; bit <<= 1) {
+        if (atomic_load(&page->conditions) & bit && report_condition_word(bit)) {
+            (void)json_array_append_new(list, json_string(report_condition_word(bit)));
+        }
+    }
+    return list;
+}
+
 static json_t *events_json(const struct tp_stats_page *page) {
     json_t *list = json_array();
 
@@ -110,7 +137,7 @@ static json_t *counters_json(const struct tp_stats_page *page) {
     return object;
 }
 
-static void add_page(json_t *process, const struct tp_stats_page *page) {
+static void add_page(json_t *process, const struct tp_stats_page *page, const struct scan *scan) {
     (void)json_object_set_new(process, "name", clean_string(page->name));
     (void)json_object_set_new(process, "program", clean_string(page->program));
     (void)json_object_set_new(process, "hostname", clean_string(page->hostname));
@@ -121,10 +148,12 @@ static void add_page(json_t *process, const struct tp_stats_page *page) {
     (void)json_object_set_new(process, "segments", segments_json(page));
     (void)json_object_set_new(process, "clients", clients_json(page));
     (void)json_object_set_new(process, "peers", peers_json(page));
+    (void)json_object_set_new(process, "misses", misses_json(page, scan));
+    (void)json_object_set_new(process, "conditions", conditions_json(page));
     (void)json_object_set_new(process, "events", events_json(page));
 }
 
-static json_t *process_json(const struct scan_entry *entry) {
+static json_t *process_json(const struct scan_entry *entry, const struct scan *scan) {
     uint32_t roles = report_roles(entry);
     json_t *role_list = json_array();
     json_t *process =
@@ -143,7 +172,7 @@ static json_t *process_json(const struct scan_entry *entry) {
     (void)json_object_set_new(process, "uid",
                               entry->known_owner ? json_integer(entry->uid) : json_null());
     if (entry->page) {
-        add_page(process, entry->page);
+        add_page(process, entry->page, scan);
     }
     return process;
 }
@@ -156,7 +185,8 @@ static json_t *report_json(const struct report *report) {
         (void)json_array_append_new(reasons, json_string(report->reasons[i]));
     }
     for (size_t i = 0; i < report->scan->count; i++) {
-        (void)json_array_append_new(processes, process_json(&report->scan->entries[i]));
+        (void)json_array_append_new(processes,
+                                    process_json(&report->scan->entries[i], report->scan));
     }
     return json_pack(
         "{s:i, s:o, s:o, s:s, s:o, s:{s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o}, s:o}", "format",

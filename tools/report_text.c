@@ -136,7 +136,23 @@ static void print_peers(const struct tp_stats_page *page, FILE *out) {
     }
 }
 
-static void print_transfers(const struct tp_stats_page *page, FILE *out) {
+/* For whom the requests were whose target is no store that this engine is attached to. */
+static void print_misses(const struct tp_stats_page *page, const struct scan *scan, FILE *out) {
+    for (size_t i = 0; i < TP_STATS_MISSES; i++) {
+        const struct tp_stats_miss *miss = &page->misses[i];
+        char bytes[16];
+
+        if (atomic_load(&miss->state) != TP_SLOT_LIVE) {
+            continue;
+        }
+        (void)fprintf(out, "      of these %" PRIu64 ", %s, for ", atomic_load(&miss->requests),
+                      text_bytes(atomic_load(&miss->bytes), bytes));
+        print_clean(out, miss->name);
+        (void)fprintf(out, ": %s\n", report_target_meaning(report_target(scan, miss->name)));
+    }
+}
+
+static void print_transfers(const struct tp_stats_page *page, const struct scan *scan, FILE *out) {
     char read[16];
     char written[16];
     char left[16];
@@ -151,6 +167,9 @@ static void print_transfers(const struct tp_stats_page *page, FILE *out) {
             (void)fprintf(out, "    %s %" PRIu64 " %s: %s\n",
                           fallback ? "left to Mooncake" : "FAILED", counter(page, i),
                           tp_counter_infos[i].unit, tp_counter_infos[i].meaning);
+        }
+        if (i == TP_FALLBACK_NO_PEER) {
+            print_misses(page, scan, out);
         }
     }
     if (counter(page, TP_CALLS_DIVIDED))
@@ -198,7 +217,7 @@ static void print_role(const struct report *report, uint32_t role, const char *t
             print_clients(entry->page, report, out);
         } else {
             print_peers(entry->page, out);
-            print_transfers(entry->page, out);
+            print_transfers(entry->page, report->scan, out);
             print_registrar(entry->page, out);
         }
     }

@@ -219,7 +219,9 @@ static void listen_to(struct conversation *talk) {
         }
         if (error) {
             conclude(talk, SCAN_BROKEN,
-                     error == -ENODATA ? "it closed the connection without sending its counters"
+                     error == -ENODATA
+                         ? "it closed the connection without sending its counters: they "
+                           "cannot be shared (its log says why; ulimit -n)"
                      : error == -EPROTONOSUPPORT
                          ? "it speaks another version of the protocol: use the tool of its version"
                      : error == -EPROTO ? "it does not keep to the protocol"

@@ -18,6 +18,7 @@
 #include "transport/copy_chunks.h"
 #include "transport/engine.h"
 #include "transport/gpu.h"
+#include "transport/names.h"
 #include "transport/peer.h"
 #include "transport/ranges.h"
 
@@ -44,6 +45,7 @@ struct plan {
     uint64_t handle;
     struct tp_peer *peer; /* NULL: left to Mooncake for `reason` */
     enum tp_counter reason;
+    struct tp_name *missed; /* its name, when no attached store bears it */
 
     uint64_t rest_bytes;
     uint32_t reasons[TP_COUNTER_COUNT];
@@ -75,6 +77,7 @@ static void resolve(struct plan *plan, uint64_t handle) {
     plan->run_end = 0; /* it was another store's */
     plan->peer = NULL;
     plan->reason = TP_FALLBACK_NO_PEER;
+    plan->missed = NULL;
     struct tp_name *name = tp_engine_name(plan->engine, handle);
     if (!name)
         return;
@@ -82,6 +85,7 @@ static void resolve(struct plan *plan, uint64_t handle) {
     struct tp_peer *peer = tp_route_peer(name, &gone);
     if (!peer) {
         plan->reason = gone ? TP_FALLBACK_PEER_GONE : TP_FALLBACK_NO_PEER;
+        plan->missed = gone ? NULL : name;
         return;
     }
     uint64_t bit = UINT64_C(1) << tp_peer_slot(peer);
@@ -166,8 +170,11 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
     if (!plausible(request))
         return TP_FALLBACK_BAD_REQUEST;
     resolve(plan, request->target_id);
-    if (!plan->peer)
+    if (!plan->peer) {
+        if (plan->missed)
+            tp_name_missed(plan->missed, request->length);
         return plan->reason;
+    }
     int device;
     enum tp_counter reason = memory_reason(plan, request, &device);
     if (reason != LOCAL)

@@ -22,6 +22,7 @@
 #include "env/stats.h"
 #include "transport/importer.h"
 #include "transport/link.h"
+#include "transport/names.h"
 #include "transport/peer.h"
 
 #define RESCAN_MS                                                                                  \
@@ -324,6 +325,7 @@ static void scan(uint64_t now) {
     void (*look)(void) = atomic_load(&looker);
     if (look)
         look();
+    tp_names_show_missed();
 }
 
 static void take_imported(void) {

@@ -8,6 +8,8 @@
  */
 #include "transport/names.h"
 
+#include "env/stats.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,4 +73,58 @@ struct tp_name *tp_name_intern(const char *text, size_t bytes) {
         name = name_make(hash, text, bytes);
     pthread_mutex_unlock(&name_lock);
     return name;
+}
+
+/* ---- names whose requests fell back
+ * ------------------------------------------------------------------------------- */
+
+static struct tp_name *shown[TP_STATS_MISSES]; /* by row; one thread only */
+
+/* The row for a name that has none: an empty one, or that of fewer requests; -1: all have more. */
+static int row_for(uint64_t requests) {
+    int least = -1;
+    for (int i = 0; i < TP_STATS_MISSES; i++) {
+        if (!shown[i])
+            return i;
+        uint64_t count = atomic_load_explicit(&shown[i]->missed_requests, memory_order_relaxed);
+        if (count < requests) {
+            requests = count;
+            least = i;
+        }
+    }
+    return least;
+}
+
+static void show_missed(struct tp_name *name, uint64_t requests) {
+    struct tp_stats_miss *misses = tp_stats_page()->misses;
+    int row = name->row ? (int)name->row - 1 : row_for(requests);
+    if (row < 0)
+        return;
+    struct tp_stats_miss *miss = &misses[row];
+    if (!name->row) {
+        atomic_store_explicit(&miss->state, TP_SLOT_EMPTY, memory_order_release);
+        if (shown[row])
+            shown[row]->row = 0;
+        shown[row] = name;
+        name->row = (uint32_t)row + 1;
+        memset(miss->name, 0, sizeof(miss->name));
+        memcpy(miss->name, name->text,
+               name->bytes < sizeof(miss->name) ? name->bytes : sizeof(miss->name) - 1);
+    }
+    atomic_store_explicit(&miss->requests, requests, memory_order_relaxed);
+    atomic_store_explicit(&miss->bytes,
+                          atomic_load_explicit(&name->missed_bytes, memory_order_relaxed),
+                          memory_order_relaxed);
+    atomic_store_explicit(&miss->state, TP_SLOT_LIVE, memory_order_release);
+}
+
+void tp_names_show_missed(void) {
+    for (unsigned i = 0; i < NAME_BUCKETS; i++) {
+        struct tp_name *name = atomic_load_explicit(&name_buckets[i], memory_order_acquire);
+        for (; name; name = name->next) {
+            uint64_t requests = atomic_load_explicit(&name->missed_requests, memory_order_relaxed);
+            if (requests > 0)
+                show_missed(name, requests);
+        }
+    }
 }

@@ -4,6 +4,7 @@ import json
 import subprocess
 
 import pytest
+from harness import actions_engine, status
 from harness import actions_store as actions
 from harness.cluster import MIB
 from harness.wheels import TOOL
@@ -28,3 +29,22 @@ def test_it_agrees_with_the_pages(shared):
     assert peer["name"] == processes[shared.store_process.pid]["name"] != ""
     (client,) = processes[shared.store_process.pid]["clients"]
     assert client["pid"] == engine.pid
+
+
+def test_transfers_between_engines_are_told_from_others(shared):
+    """Two transfer engines that move their own memory: the names whose requests fell back are known, and no alarm."""
+    if shared.stock:
+        pytest.skip("nothing to show")
+    one, _ = shared.transfer_engine("one")
+    other, name = shared.transfer_engine("other")
+    address = other.call(actions_engine.register, name="there", size=MIB)
+    one.call(actions_engine.register, name="here", size=MIB, seed=1)
+    assert one.call(actions_engine.transfer, way="batch_sync", target=name, name="here", address=address, size=MIB, count=5) == 0
+
+    def missed():
+        done = subprocess.run([TOOL, "status", shared.directory, "--json"], capture_output=True, text=True, timeout=20)
+        (shown,) = [process for process in json.loads(done.stdout)["processes"] if process["pid"] == one.pid]
+        return shown["misses"]
+
+    expected = [{"name": name, "target": "engine", "requests": 5, "bytes": MIB}]
+    status.until(lambda: missed() == expected, lambda: f"{name} is shown: {missed()}")

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tools_support import BUILD, ENGINE, STORE, FakeProcess, counter_names, page, peer_row, segment_row, status_json, tidepool
+from tools_support import BUILD, ENGINE, STORE, FakeProcess, counter_names, miss_row, page, peer_row, segment_row, status_json, tidepool
 
 ROOT = Path(__file__).resolve().parents[2]
 MANUAL = BUILD / "docs" / "tidepool.1"
@@ -72,13 +72,15 @@ def test_every_key_of_the_status_is_in_the_manual(manual, tmp_path):
         clients=[(2, 0, 1, 1, 1)],
         peers=[peer_row()],
         events=[(1, b"text")],
+        misses=[miss_row(b"10.0.0.9:1")],
+        conditions=1,
     )
     tmp_path.chmod(0o700)
     with FakeProcess(tmp_path, "s", raw=raw):
         _, report = status_json(tmp_path)
     section = manual.split(".SH STATUS AS JSON")[1].split(".SS Counters")[0]
     found = set(keys(report))
-    assert {"segments", "peers", "events", "clients", "pieces_mapped"} <= found
+    assert {"segments", "peers", "events", "clients", "pieces_mapped", "misses", "target", "conditions"} <= found
     assert [key for key in sorted(found) if not re.search(rf"\b{key}\b", section)] == []
 
 

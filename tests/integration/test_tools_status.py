@@ -13,18 +13,23 @@ import pytest
 from harness import machine
 from tools_support import (
     ENGINE,
+    LENDS_UNSHARED,
     LIVE,
     MAGIC,
     PAGE,
     PAGE_BYTES,
+    SEVERAL_STORES,
     STORE,
     TOOL,
+    UNNAMED,
     WELCOME,
     FakeProcess,
     RealProcess,
     clean_environment,
+    client_row,
     counter_names,
     message,
+    miss_row,
     page,
     peer_row,
     refused,
@@ -167,6 +172,85 @@ def test_calls_in_parts_are_shown_where_there_are_some(directory, calls):
     assert ("    7 batched calls that several threads carried out in parts\n" in result.stdout) == (calls == 7)
 
 
+STORE_NAME = b"10.0.0.1:15000"
+
+
+def fell_back(directory, store, engine):
+    """The reasons, and the misses by name, of an engine whose requests for these names fell back."""
+    with FakeProcess(directory, "s", raw=store), FakeProcess(directory, raw=engine):
+        code, report = status_json(directory)
+        text = tidepool("status", directory).stdout
+    (shown,) = [process for process in report["processes"] if process["roles"] == ["engine"]]
+    assert (code == 1) == bool(report["reasons"])
+    return report["reasons"], {miss["name"]: miss for miss in shown["misses"]}, text
+
+
+def test_requests_for_a_store_of_this_directory_that_fell_back(directory):
+    elsewhere = [peer_row(name=b"10.0.0.1:15001")]
+    engine = engine_page(peers=elsewhere, misses=[miss_row(STORE_NAME)], counters={"fallback_no_peer": 7})
+    (reason,), misses, text = fell_back(directory, store_page(), engine)
+    assert reason.startswith("engine 10.0.0.1:16000") and ": 7 requests for the store 10.0.0.1:15000 of this directory" in reason
+    assert "it is not attached" in reason
+    assert misses == {"10.0.0.1:15000": {"name": "10.0.0.1:15000", "target": "store", "requests": 7, "bytes": 4096}}
+    assert "of these 7, 4.0 KiB, for 10.0.0.1:15000: a store in this directory\n" in text
+
+
+def test_two_stores_of_one_name(directory):
+    engine = engine_page(peers=[peer_row(name=b"10.0.0.1:15001")], misses=[miss_row(STORE_NAME)])
+    with FakeProcess(directory, "s", raw=store_page()):
+        (reason,), _, _ = fell_back(directory, store_page(), engine)
+    assert "several processes bear this name" in reason
+
+
+@pytest.mark.parametrize("case", ["attached by now", "a new engine", "a new store"])
+def test_requests_before_an_engine_was_attached_are_ordinary(directory, case):
+    peers = [peer_row(state=1 if case == "attached by now" else LIVE, name=STORE_NAME if case == "attached by now" else b"x:1")]
+    engine = engine_page(peers=peers, misses=[miss_row(STORE_NAME)], age=1 if case == "a new engine" else 100)
+    reasons, _, _ = fell_back(directory, store_page(age=1 if case == "a new store" else 100), engine)
+    assert reasons == []
+
+
+def test_requests_for_others_are_told_apart_and_no_alarm(directory):
+    """Transfers between engines, with other hosts, and with processes of this host that are not in the directory."""
+    names = {b"10.0.0.1:16000": "engine", b"192.0.2.7:1": "other_host", b"10.0.0.1:9": "unknown", b"127.0.0.1:9": "unknown"}
+    rows = [miss_row(name) for name in names]
+    engine = engine_page(misses=rows, counters={"fallback_no_peer": 7 * len(rows)})
+    reasons, misses, text = fell_back(directory, store_page(), engine)
+    assert reasons == []
+    assert {miss["name"].encode(): miss["target"] for miss in misses.values()} == names
+    assert "for 192.0.2.7:1: not an address of this host\n" in text
+    assert "for 10.0.0.1:16000: an engine of this host that shares no memory" in text
+
+
+@pytest.mark.parametrize(
+    "bit, word, said",
+    [
+        (UNNAMED, "unnamed", "the name by which peers open it is not known"),
+        (SEVERAL_STORES, "several_stores", "use a process for each store"),
+        (LENDS_UNSHARED, "lends_unshared", "a global segment size of 0"),
+    ],
+)
+def test_conditions_of_a_process(directory, bit, word, said):
+    with FakeProcess(directory, "s", raw=store_page()), FakeProcess(directory, raw=engine_page(conditions=bit | 1 << 31)):
+        code, report = status_json(directory)
+    (reason,) = report["reasons"]
+    assert code == 1 and reason.startswith("engine 10.0.0.1:16000") and said in reason
+    assert [process["conditions"] for process in report["processes"]] == [[], [word]]
+
+
+def test_engines_whose_counters_are_missing(directory):
+    serving = store_page(instance=b"\x22" * 16, clients=[client_row(), client_row(), client_row(age=1)])
+    with FakeProcess(directory, "s", raw=serving), FakeProcess(directory, raw=engine_page()) as one:
+        code, line = first_line(directory)
+        assert code == 1 and "serves 2 engines, and the counters of 1 of them are missing here" in line
+        with FakeProcess(directory, raw=engine_page()):
+            assert first_line(directory)[0] == 0
+        # One that answers without its counters has a reason of its own.
+        with FakeProcess(directory, answer=answer_with(message(WELCOME))) as silent:
+            _, report = status_json(directory)
+            assert len(report["reasons"]) == 1 and silent.id in report["reasons"][0] and one.id not in report["reasons"][0]
+
+
 def test_engines_without_a_store_and_stores_without_memory(directory):
     with FakeProcess(directory, raw=engine_page(peers=())):
         assert "there is no store" in first_line(directory)[1]
@@ -276,6 +360,8 @@ def test_strings_cannot_move_the_cursor_or_forge_a_line(directory):
         segments=[(LIVE, 99, 1, 2**64 - 1, 2**63, 0, 2**32 - 1, 2**32 - 1, (ESCAPE * 10)[:64])],
         peers=[peer_row(name=(ESCAPE * 10)[:128], path=(ESCAPE * 10)[:128], read=2**64 - 1)],
         events=[(2**64 - 1, (ESCAPE * 10)[:248])] * 16,
+        misses=[miss_row((ESCAPE * 10)[:128], requests=2**64 - 1, size=2**64 - 1), (99, 0, 1, 1, b"x" * 128)],
+        conditions=2**32 - 1,
     )
     with FakeProcess(directory, "s", raw=raw), FakeProcess(directory, answer=lambda c: send(c, refused(ESCAPE))):
         result = tidepool("status", directory)

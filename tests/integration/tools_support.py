@@ -34,7 +34,11 @@ SEGMENTS_AT = COUNTERS_AT + 128 * 8
 CLIENTS_AT = SEGMENTS_AT + 64 * SEGMENT.size
 PEERS_AT = CLIENTS_AT + 64 * CLIENT.size
 EVENTS_AT = PEERS_AT + 64 * PEER.size
-PAGE_BYTES = EVENTS_AT + 16 * EVENT.size
+MISSES_AT = EVENTS_AT + 16 * EVENT.size
+MISS = struct.Struct("<II2Q128s")
+CONDITIONS_AT = MISSES_AT + 64 * MISS.size
+PAGE_BYTES = CONDITIONS_AT + 8
+UNNAMED, SEVERAL_STORES, LENDS_UNSHARED = 1, 2, 4
 STORE, ENGINE = 1, 2
 LIVE = 2
 
@@ -75,7 +79,7 @@ def counter_names():
     return [line.split('"')[1] for line in text.splitlines() if line.startswith("TP_COUNTER(")]
 
 
-def page(roles=ENGINE, name=b"", program=b"test", pid=None, counters=None, segments=(), clients=(), peers=(), events=(), **header):
+def page(roles=ENGINE, name=b"", program=b"test", pid=None, counters=None, segments=(), clients=(), peers=(), events=(), misses=(), **header):
     """The bytes of a page of counters."""
     raw = bytearray(header.get("bytes", PAGE_BYTES))
     struct.pack_into(
@@ -83,9 +87,9 @@ def page(roles=ENGINE, name=b"", program=b"test", pid=None, counters=None, segme
         raw,
         0,
         header.get("magic", PAGE_MAGIC),
-        header.get("version", 1),
+        header.get("version", 2),
         header.get("size", PAGE_BYTES),
-        b"\x11" * 16,
+        header.get("instance", b"\x11" * 16),
         os.getpid() if pid is None else pid,
         os.getuid(),
         int(time.time()) - header.get("age", 100),
@@ -104,9 +108,11 @@ def page(roles=ENGINE, name=b"", program=b"test", pid=None, counters=None, segme
         (CLIENTS_AT, CLIENT, clients),
         (PEERS_AT, PEER, peers),
         (EVENTS_AT, EVENT, events),
+        (MISSES_AT, MISS, misses),
     ):
         for index, row in enumerate(rows):
             layout.pack_into(raw, at + index * layout.size, *row)
+    struct.pack_into("<I", raw, CONDITIONS_AT, header.get("conditions", 0))
     return bytes(raw)
 
 
@@ -116,6 +122,14 @@ def segment_row(size=1 << 30, state=LIVE, detail=b"memfd, THP"):
 
 def peer_row(name=b"10.0.0.1:15000", state=LIVE, path=b"shared memory (memfd)", read=0, write=0, pieces=1, mapped=1):
     return (state, pieces, mapped, 1, read, write, int(time.time()), b"\x22" * 16, name, path)
+
+
+def miss_row(name, requests=7, size=4096):
+    return (LIVE, 0, requests, size, name)
+
+
+def client_row(age=100):
+    return (LIVE, os.getuid(), 4711, 1, int(time.time()) - age)
 
 
 def sealed(raw):

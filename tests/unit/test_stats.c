@@ -340,6 +340,10 @@ Test(stats, texts_and_counts_of_a_hostile_page_are_bounded) {
     }
     for (unsigned i = 0; i < TP_STATS_EVENTS; i++)
         cr_assert_eq(strlen(view.events[i].text), sizeof view.events[i].text - 1);
+    for (unsigned i = 0; i < TP_STATS_MISSES; i++) {
+        cr_assert_eq(view.misses[i].state, TP_SLOT_EMPTY);
+        cr_assert_eq(strlen(view.misses[i].name), sizeof view.misses[i].name - 1);
+    }
 }
 
 Test(stats, fds_that_are_no_memfds_are_refused_without_reading) {
