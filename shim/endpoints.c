@@ -3,12 +3,13 @@
  * The names of this process's engines, and which of them is told to engines of other processes.
  *
  * The protocol knows one name a process. Of several stores in one process the one that published
- * last has it; transfers to the others are left to Mooncake, and that is said once. It must not
- * know: hooks, what the memory is.
+ * last has it, and transfers to the others fall back to Mooncake's transport: a line says so each
+ * time that another one gets it. It must not know: hooks, what the memory is.
  */
 #include "shim/endpoints.h"
 
 #include "env/env.h"
+#include "env/stats.h"
 #include "shim/start.h"
 
 #include <pthread.h>
@@ -51,35 +52,54 @@ void tp_endpoints_learn(const void *engine, const char *name) {
     pthread_mutex_unlock(&endpoints_lock);
 }
 
-/* Under the lock: another engine with memory, told before. */
-static bool takes_the_name_of_another(const struct endpoint *endpoint) {
-    const struct endpoint *other = told ? find(told) : NULL;
+/* Under the lock: how many engines have published memory? */
+static unsigned serving(void) {
+    unsigned count = 0;
 
-    return other && other != endpoint && other->serves;
+    for (size_t i = 0; i < ENDPOINTS; i++) {
+        count += endpoints[i].engine && endpoints[i].serves;
+    }
+    return count;
+}
+
+/* `name` is told to engines of other processes from now on; so many engines have memory. */
+static void tell(const char *name, unsigned count) {
+    tp_shim_set_name(name, true);
+    tp_stats_condition(TP_CONDITION_SEVERAL_STORES, count > 1);
+    if (count > 1) {
+        tp_log(TP_LOG_WARN,
+               "this process has %u stores with memory: engines reach %s through shared memory, "
+               "the others fall back to Mooncake's transport; use a process for each store",
+               count, name);
+    }
 }
 
 void tp_endpoints_serve(const void *engine) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     char name[256] = "";
-    bool several = false;
+    unsigned count;
 
     pthread_mutex_lock(&endpoints_lock);
     struct endpoint *endpoint = find(engine);
+    bool known = endpoint;
     if (endpoint && !endpoint->serves) {
-        several = takes_the_name_of_another(endpoint);
         endpoint->serves = true;
         told = engine;
         memcpy(name, endpoint->name, sizeof(name));
     }
+    count = serving();
+    bool unnamed = !known && count == 0;
     pthread_mutex_unlock(&endpoints_lock);
     if (name[0]) {
-        tp_shim_set_name(name, true);
+        tell(name, count);
     }
-    if (several) {
+    if (!known) {
         tp_log_once(&said, TP_LOG_WARN,
-                    "this process has several stores with memory: engines reach %s through shared "
-                    "memory and the others by Mooncake's transport; use a process for each store",
-                    name);
+                    "the name by which peers open this process's memory could not be learned: what "
+                    "engines put and get there falls back to Mooncake's transport");
+    }
+    if (unnamed) {
+        tp_stats_condition(TP_CONDITION_UNNAMED, true);
     }
 }
 
@@ -97,6 +117,7 @@ void tp_endpoints_move(const void *engine, const void *now) {
 
 void tp_endpoints_forget(const void *engine) {
     char name[256] = "";
+    unsigned count;
 
     pthread_mutex_lock(&endpoints_lock);
     struct endpoint *endpoint = find(engine);
@@ -112,8 +133,9 @@ void tp_endpoints_forget(const void *engine) {
             }
         }
     }
+    count = serving();
     pthread_mutex_unlock(&endpoints_lock);
     if (name[0]) {
-        tp_shim_set_name(name, true);
+        tell(name, count);
     }
 }

@@ -7,7 +7,7 @@
 #ifndef TIDEPOOL_ENDPOINTS_H
 #define TIDEPOOL_ENDPOINTS_H
 
-/* `engine`, of a store's module, is opened by this name. Any thread. */
+/* `engine`, of whatever module, is opened by this name. Any thread. */
 void tp_endpoints_learn(const void *engine, const char *name);
 
 /* `engine` has published memory: its name is the one that is told. Any thread. */

@@ -4,6 +4,7 @@
  * registered. And where the halves start. It must not know how transfers are decided.
  */
 #include "env/env.h"
+#include "env/stats.h"
 #include "segment/segment.h"
 #include "shim/endpoints.h"
 #include "shim/hooks.h"
@@ -187,10 +188,7 @@ static void publish_name(const struct tp_module *module, void *self,
         tp_shim_set_name(name, false);
     }
     if (name[0] && store) {
-        tp_endpoints_learn(self, name);
-    } else if (store) {
-        tp_log(TP_LOG_WARN, "the name by which peers open this store could not be learned: engines "
-                            "will use Mooncake's transport");
+        tp_endpoints_learn(self, name); /* without one, a line says so when it publishes memory */
     }
 }
 
@@ -215,8 +213,8 @@ int tp_hook_te_init(void *self, const struct cxx_string *metadata,
     starting_engine = outer;
     starting_object = outer_object;
     if (rc == 0 && config && module) {
-        publish_name(module, self, metadata, local_name,
-                     config->store.half == TP_HALF_ON && module->store);
+        /* Any module: a store takes an engine that another one has made (setup's `engine`). */
+        publish_name(module, self, metadata, local_name, config->store.half == TP_HALF_ON);
     }
     return rc;
 }
@@ -276,6 +274,25 @@ static void reach_own_segments(const struct tp_config *config) {
     }
 }
 
+/*
+ * A segment of a process that shares none: other engines of the host put there and get from there
+ * by Mooncake's transport. Inference engines lend memory by default.
+ */
+static void note_unshared_segment(const void *caller, size_t bytes) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+
+    if (!tp_registers_segment(caller)) {
+        return;
+    }
+    tp_stats_condition(TP_CONDITION_LENDS_UNSHARED, true);
+    tp_log_once(&said, TP_LOG_WARN,
+                "this process lends %zu MiB to Mooncake's store but is set up as an engine only: "
+                "what others put there falls back to Mooncake's transport; set it up as a store "
+                "too (tidepool run --store DIR --engine DIR, or MC_STORE_SHM_SEGMENT_DIR), or give "
+                "it a global segment size of 0",
+                bytes >> 20);
+}
+
 int tp_hook_te_register(void *self, void *address, size_t bytes, const struct cxx_string *location,
                         bool remote_accessible, bool update_metadata) {
     struct tp_module *module = tp_module_of(CALLER());
@@ -294,6 +311,8 @@ int tp_hook_te_register(void *self, void *address, size_t bytes, const struct cx
     int rc = real(self, address, bytes, location, remote_accessible, update_metadata);
     if (rc == 0 && store_memory) {
         tp_overlays_publish(self, address, config);
+    } else if (rc == 0 && config && remote_accessible && module && module->store) {
+        note_unshared_segment(CALLER(), bytes);
     }
     if (rc == 0 && tp_transport_on()) {
         note_range(address, bytes, location);

@@ -5,6 +5,7 @@
  * It must not know how such a program is told from others, or what a segment is made of.
  */
 #include "env/env.h"
+#include "env/stats.h"
 #include "segment/segment.h"
 #include "shim/hooks_libc.h"
 #include "shim/overlays.h"
@@ -44,6 +45,8 @@ static void learn_name(void) {
     bool before = atomic_exchange(&unnamed, !known);
     if (known) {
         tp_shim_set_name(name, true);
+    } else {
+        tp_stats_condition(TP_CONDITION_UNNAMED, true);
     }
     if (known && before) {
         tp_log(TP_LOG_WARN, "the name by which peers open this program is known now: %s", name);

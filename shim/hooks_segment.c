@@ -13,7 +13,6 @@
 #include "shim/overlays.h"
 #include "shim/start.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -45,9 +44,8 @@ static void log_left_to_mooncake(const void *caller, const void *address, size_t
                                  const struct tp_config *config) {
     static atomic_flag said_cache = ATOMIC_FLAG_INIT;
     static atomic_flag said_other = ATOMIC_FLAG_INIT;
-    Dl_info info;
 
-    if (dladdr(caller, &info) && info.dli_sname && strstr(info.dli_sname, "LocalHotCache")) {
+    if (tp_registers_hot_cache(caller)) {
         tp_log_once(&said_cache, TP_LOG_INFO,
                     "%zu MiB at %p are Mooncake's local hot cache: it is left as it is, engines do "
                     "not read it",

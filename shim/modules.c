@@ -36,6 +36,20 @@ bool tp_element_known(size_t bytes) {
     return bytes == 48 || bytes == 56 || bytes == 72;
 }
 
+static bool lies_in(const void *code, const char *part_of_name) {
+    Dl_info info;
+
+    return dladdr(code, &info) && info.dli_sname && strstr(info.dli_sname, part_of_name);
+}
+
+bool tp_registers_segment(const void *caller) {
+    return lies_in(caller, "6Client") && lies_in(caller, "MountSegment");
+}
+
+bool tp_registers_hot_cache(const void *caller) {
+    return lies_in(caller, "LocalHotCache");
+}
+
 static struct tp_module *known_module(uintptr_t address) {
     unsigned count = atomic_load_explicit(&module_count, memory_order_acquire);
     for (unsigned i = 0; i < count; i++) {

@@ -58,6 +58,12 @@ bool tp_has(enum tp_hook hook, struct tp_module *module);
  * order. NULL when there is none. */
 void *tp_module_symbol(const struct tp_module *module, const char *name);
 
+/* Is the code at `caller`, in a store's module, Mooncake's way to mount a segment
+ * (Client::MountSegment), or that to make its local hot cache (Client::InitLocalHotCache)? By the
+ * exported name before it: for what is said, not for what is done. */
+bool tp_registers_segment(const void *caller);
+bool tp_registers_hot_cache(const void *caller);
+
 /* Is this a size of TransferRequest that we know? (48 up to 0.3.12, 56 in 0.3.13, 72 in 0.3.14:
  * UPSTREAM.md) */
 bool tp_element_known(size_t bytes);

@@ -76,7 +76,11 @@ void tp_shim_set_name(const char *name, bool store) {
     if (store || page->name[0] == '\0') {
         (void)snprintf(page->name, sizeof(page->name), "%s", name);
     }
+    if (store) {
+        tp_stats_condition(TP_CONDITION_UNNAMED, false);
+    }
     if (store && tp_server_set_name(name) != 0) {
+        tp_stats_condition(TP_CONDITION_UNNAMED, true);
         tp_log(TP_LOG_WARN,
                "the endpoint name \"%s\" is longer than 255 characters: engines will not find this "
                "store",

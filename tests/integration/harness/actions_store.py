@@ -17,6 +17,15 @@ def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", me
     return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master, **more)
 
 
+def setup_on_engine(w, master, segment_bytes, local_bytes=16 << 20, host="127.0.0.1"):
+    """A store on a transfer engine that mooncake.engine has made."""
+    from mooncake.engine import TransferEngine
+
+    w.engine = TransferEngine()
+    assert w.engine.initialize(host, "P2PHANDSHAKE", "tcp", "") == 0
+    return setup(w, master, segment_bytes, local_bytes, host, engine=w.engine.get_engine())
+
+
 def setup_dummy(w, server, pool_bytes=64 << 20, local_bytes=16 << 20):
     """A client without an engine of its own: mooncake_client at `server` does its transfers."""
     from mooncake.store import MooncakeDistributedStore
@@ -28,7 +37,7 @@ def setup_dummy(w, server, pool_bytes=64 << 20, local_bytes=16 << 20):
 def close(w):
     result = w.store.close()
     w.store = None
-    w.kept = {name: kept for name, kept in w.kept.items() if name == "aside"}
+    w.kept = {name: kept for name, kept in w.kept.items() if name.startswith("aside")}
     return result
 
 
@@ -43,14 +52,14 @@ def unmount(w, segments, path=None):
     return w.store.unmount_segment(segments) if path else w.store.unmount_and_free_segment(segments)
 
 
-def set_aside(w):
+def set_aside(w, name=""):
     """Another store client is set up next in this process; this one stays."""
-    w.kept["aside"] = w.store
+    w.kept[f"aside{name}"] = w.store
     w.store = None
 
 
-def take_back(w):
-    w.store = w.kept.pop("aside")
+def take_back(w, name=""):
+    w.store = w.kept.pop(f"aside{name}")
 
 
 def names(w):
