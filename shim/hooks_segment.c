@@ -182,6 +182,11 @@ void *tp_overlays_allocate(const struct tp_allocator *next, size_t alignment, si
     bytes = (bytes + page - 1) / page * page;
     void *address = next->allocate(next->arg, alignment > page ? alignment : page, bytes);
     if (!address) {
+        tp_log(
+            TP_LOG_ERROR,
+            "there are no %zu MiB of addresses for a segment: make it smaller, or raise what the "
+            "kernel promises (ulimit -v, vm.overcommit_memory=1)",
+            bytes >> 20);
         return NULL;
     }
     tp_segment_forget(address, bytes);

@@ -118,6 +118,7 @@ def test_store_larger_than_what_is_free(master):
 def test_store_larger_than_any_machine(master):
     store = master.process("store", master.store_environment())
     assert store.call(actions.setup, master=master.master_address, segment_bytes=1 << 44, limit_s=50) != 0
+    one_error(store, f"{1 << 24} MiB", "vm.overcommit_memory")
 
 
 @pytest.mark.parametrize("piece", [4096 * 5 + 1, 1, 10**6, 1 << 45])
