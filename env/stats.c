@@ -267,6 +267,20 @@ fail:
     return rc;
 }
 
+static void say_not_shared(int error) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    bool refused = error == -EPERM || error == -EACCES || error == -ENOSYS;
+    bool fds = error == -EMFILE || error == -ENFILE;
+
+    tp_log_once(&said, TP_LOG_WARN,
+                "the counters of this process cannot be shared (a memfd and its seals): %s%s; "
+                "tidepool status does not show them, transfers work",
+                strerror(-error),
+                refused ? ", refused by a seccomp profile, which has to allow memfd_create"
+                : fds   ? " (ulimit -n)"
+                        : "");
+}
+
 int tp_stats_open(int *ret_fd) {
     int rc;
 
@@ -288,6 +302,8 @@ int tp_stats_open(int *ret_fd) {
     if (rc == 0)
         *ret_fd = page_fd;
     pthread_mutex_unlock(&page_lock);
+    if (rc < 0)
+        say_not_shared(rc);
     return rc;
 }
 

@@ -34,6 +34,9 @@
 #define SWEEP_MS                                                                                   \
     500 /* a start that finds tens of thousands of the dead leaves the rest to the next */
 
+/* What say_failed names when the lock file was made and could not be locked. */
+static const char lock_call[] = "lock (flock)";
+
 /* "s-<32 hex>" and what is made of it. */
 struct names {
     char socket_name[48], lock_name[48], temporary[48];
@@ -55,18 +58,26 @@ static bool same_file(int dir_fd, const char *name, int fd) {
 
 /*
  * A sweeper may take the lock of a file that was just created, before its maker does, and remove
- * the file: then the maker holds a file without a name, or no lock, and starts again.
+ * the file: then the maker holds a file without a name, or no lock, and starts again. A file that
+ * cannot be locked at all is removed, since a sweeper elsewhere would take its maker for dead;
+ * *ret_what is then what failed.
  */
-static int make_lock(int dir_fd, const char *name) {
+static int make_lock(int dir_fd, const char *name, const char **ret_what) {
     for (unsigned i = 0; i < LOCK_TRIES; i++) {
         int fd = openat(dir_fd, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0)
             return -errno;
-        if (flock(fd, LOCK_EX | LOCK_NB) == 0 && same_file(dir_fd, name, fd)) {
+        int error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+        if (error == 0 && same_file(dir_fd, name, fd)) {
             (void)tp_fork_close_add(fd);
             return fd;
         }
         close(fd);
+        if (error != 0 && error != EWOULDBLOCK && error != EINTR) {
+            (void)unlinkat(dir_fd, name, 0);
+            *ret_what = lock_call;
+            return -error;
+        }
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     return -EBUSY;
@@ -119,7 +130,13 @@ static void close_listed(int fd) {
 static void say_failed(char role, const char *what, const char *path, int error) {
     enum tp_log_level level = role == 's' ? TP_LOG_ERROR : TP_LOG_WARN;
     const char *then = role == 's' ? "" : "; transfers work, but tidepool status does not show us";
-    if (error == -EOPNOTSUPP || error == -EPERM || error == -EINVAL || error == -ENOSYS)
+    if (what == lock_call)
+        tp_log(level,
+               "flock(2) is refused in %s (%s): by its file system, or by a seccomp profile, which "
+               "has to allow it; else set TIDEPOOL_SOCKET_DIR to a directory on tmpfs, for stores "
+               "and engines alike%s",
+               path, strerror(-error), then);
+    else if (error == -EOPNOTSUPP || error == -EPERM || error == -EINVAL || error == -ENOSYS)
         tp_log(level,
                "the file system of %s takes no %s (%s): set TIDEPOOL_SOCKET_DIR to a directory on "
                "another one, for stores and engines alike%s",
@@ -141,9 +158,10 @@ int tp_entry_make(char role, const uint8_t id[static 16], int dir_fd, const char
     memcpy(entry.socket_name, names.socket_name, sizeof entry.socket_name);
     memcpy(entry.lock_name, names.lock_name, sizeof entry.lock_name);
 
-    int result = make_lock(dir_fd, names.lock_name);
+    const char *what = "lock file";
+    int result = make_lock(dir_fd, names.lock_name, &what);
     if (result < 0) {
-        say_failed(role, "lock file", path, result);
+        say_failed(role, what, path, result);
         close(dir_fd);
         return result;
     }
@@ -221,14 +239,15 @@ static int renew(struct tp_entry *entry, const char *path, const struct tp_confi
     renewed.dir_fd = open_again(entry, path, config, ret_error, error_bytes);
     if (renewed.dir_fd < 0)
         return renewed.dir_fd;
+    const char *what = "";
     bool locked = same_file(renewed.dir_fd, names.lock_name, entry->lock_fd);
     if (!locked)
-        renewed.lock_fd = make_lock(renewed.dir_fd, names.lock_name);
+        renewed.lock_fd = make_lock(renewed.dir_fd, names.lock_name, &what);
     int result = renewed.lock_fd < 0
                      ? renewed.lock_fd
                      : make_socket(renewed.dir_fd, &names, config->allow_uid_count > 0);
     if (result < 0) {
-        snprintf(ret_error, error_bytes, "%s", strerror(-result));
+        snprintf(ret_error, error_bytes, "%s%s%s", what, what[0] ? ": " : "", strerror(-result));
         if (!locked && renewed.lock_fd >= 0) {
             (void)unlinkat(renewed.dir_fd, names.lock_name, 0);
             close_listed(renewed.lock_fd);

@@ -182,6 +182,11 @@ static int reserve_staging(struct build *build) {
     return 0;
 }
 
+/* Refused by a security policy, rather than for want of something. */
+static bool refused(int error) {
+    return error == -EPERM || error == -EACCES || error == -ENOSYS;
+}
+
 static const char *remedy(int error) {
     switch (error) {
     case -EFBIG:
@@ -208,10 +213,14 @@ static int create_piece(struct build *build, uint32_t index) {
             result = -errno;
     }
     if (result < 0) {
+        bool no_memfd =
+            build->created == index && refused(result) && build->backing.ops == &tp_backing_memfd;
         tp_log(TP_LOG_ERROR,
                "cannot make piece %" PRIu32 " of %" PRIu32 " (%" PRIu64 " MiB, %s): %s%s", index,
                build->pieces.count, bytes >> 20, build->backing.detail, strerror(-result),
-               remedy(result));
+               no_memfd ? " (memfd_create or sealing is refused, by a seccomp profile?): set "
+                          "MC_STORE_SHM_SEGMENT_DIR to a directory on tmpfs instead of memfd"
+                        : remedy(result));
         return result;
     }
     if (build->backing.advise_thp)
@@ -235,6 +244,12 @@ static void say_unfilled(const struct build *build, int error) {
     else if (error == -EAGAIN)
         tp_log(TP_LOG_ERROR,
                "no thread can be started to make a segment (ulimit -u, the cgroup's pids.max)");
+    else if (refused(error))
+        tp_log(TP_LOG_ERROR,
+               "cannot populate a segment of %" PRIu64
+               " MiB (%s): %s: madvise(2) or fallocate(2) is refused by a seccomp profile, which "
+               "has to allow them",
+               pieces->bytes >> 20, build->backing.detail, strerror(-error));
     else
         tp_log(TP_LOG_ERROR,
                "cannot populate a segment of %" PRIu64

@@ -5,8 +5,8 @@
  * It must not know: where the mapping will go, who will see it.
  *
  * A page that cannot be had must come back as an error, never as SIGBUS: MADV_POPULATE_WRITE
- * (Linux 5.14) reports it; where it is missing, fallocate(2) reserves first and the pages are
- * touched after.
+ * (Linux 5.14) reports it; where it is missing, or refused by a seccomp profile, fallocate(2)
+ * reserves first and the pages are touched after.
  */
 #include "segment/populate.h"
 
@@ -49,7 +49,7 @@ static int populate_slice(const struct tp_populate_work *work, uint32_t piece, u
     } while (result == -EINTR || result == -EAGAIN);
     if (result == -EFAULT) /* what a touch would have answered with SIGBUS */
         return -ENOMEM;
-    if (result != -EINVAL)
+    if (result != -EINVAL && result != -EPERM && result != -EACCES && result != -ENOSYS)
         return result;
     if (!work->reserve_first)
         result = reserve(work->fds[piece], offset, bytes);

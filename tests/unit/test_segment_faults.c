@@ -163,6 +163,42 @@ Test(segment_faults, no_memfds) {
     struct tp_config *config = warm();
     break_always(SYS_memfd_create, EPERM);
     expect_untouched(config, -EPERM);
+    cr_assert(logged("MC_STORE_SHM_SEGMENT_DIR to a directory on tmpfs"));
+}
+
+Test(segment_faults, counters_that_cannot_be_shared_are_warned_of) {
+    struct tp_config *config = bench_config(0);
+    break_always(SYS_memfd_create, EPERM);
+    cr_assert_eq(tp_server_start(false, config), 0);
+    cr_assert(logged("counters of this process cannot be shared"));
+    tp_server_stop();
+    cr_assert(bench_config_free(config));
+}
+
+static void expect_no_lock(int error) {
+    struct tp_config *config = bench_config(0);
+    break_always(SYS_flock, error);
+    for (int store = 0; store < 2; store++) {
+        cr_assert_eq(tp_server_start(store, config), -error);
+        /* A lock file without a lock would be that of a dead process. */
+        cr_assert_eq(bench_names(config), 0);
+    }
+    cr_assert(logged("flock(2) is refused"));
+    cr_assert(logged("TIDEPOOL_SOCKET_DIR"));
+    tp_server_stop();
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment_faults, flock_refused_by_seccomp) {
+    expect_no_lock(EPERM);
+}
+
+Test(segment_faults, flock_missing) {
+    expect_no_lock(ENOSYS);
+}
+
+Test(segment_faults, flock_without_lock_records) {
+    expect_no_lock(ENOLCK);
 }
 
 Test(segment_faults, no_seals) {
@@ -209,6 +245,20 @@ Test(segment_faults, memory_that_cannot_be_populated) {
     struct tp_config *config = warm();
     break_call(SYS_madvise, 2, UINT32_MAX, POPULATE_WRITE, EFAULT);
     expect_untouched(config, -ENOMEM);
+}
+
+Test(segment_faults, populate_refused_by_seccomp) {
+    struct tp_config *config = warm();
+    break_call(SYS_madvise, 2, UINT32_MAX, POPULATE_WRITE, EPERM);
+    expect_made(config);
+}
+
+Test(segment_faults, populate_and_fallocate_refused_by_seccomp) {
+    struct tp_config *config = warm();
+    break_call(SYS_madvise, 2, UINT32_MAX, POPULATE_WRITE, ENOSYS);
+    break_always(SYS_fallocate, EPERM);
+    expect_untouched(config, -EPERM);
+    cr_assert(logged("fallocate(2) is refused"));
 }
 
 Test(segment_faults, memory_that_cannot_be_reserved) {
