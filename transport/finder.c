@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,6 +34,7 @@
 #define STORES 1024    /* entries of the directory that are remembered */
 #define TURNS 512      /* failed entries that give way in one scan when there are more */
 #define EVENTS 32
+#define UNMAP_MS 20 /* of a turn, for dead stores' CUDA memory */
 
 enum store_state { STORE_FREE, STORE_WAITING, STORE_LINKED, STORE_SHUNNED };
 
@@ -339,6 +341,7 @@ static int work(uint64_t now) {
     bool busy = false;
     bool held = false;
     take_imported();
+    tp_import_turn(UNMAP_MS);
     int timeout = (int)(finder.next_scan_ms > now ? finder.next_scan_ms - now : 0);
     for (unsigned i = 0; i < TP_PEERS; i++) {
         struct tp_link *link = &finder.links[i];
@@ -493,6 +496,7 @@ void tp_peer_stop(void) {
     pthread_join(finder.thread, NULL);
     tp_importer_stop();
     take_imported();
+    tp_import_turn(UINT_MAX); /* the last one */
     for (unsigned i = 0; i < TP_PEERS; i++) {
         struct tp_link *link = &finder.links[i];
         if (link->state == TP_LINK_HELLO || link->state == TP_LINK_OPEN)

@@ -148,6 +148,8 @@ int tp_import_begin(struct tp_peer_segment *segment, const struct tp_msg_segment
     segment->next_open = 0;
     segment->tickets_seen = 0;
     segment->drop_tries = 0;
+    segment->drop_next = 0;
+    segment->drop_refused = false;
     segment->prefault_piece = 0;
     segment->prefault_offset = 0;
     atomic_store(&segment->mapped_count, 0);
@@ -435,24 +437,55 @@ bool tp_import_open(struct tp_peer *peer, struct tp_peer_segment *segment, bool 
     return true;
 }
 
-/* False: the driver has refused to unmap a piece, and it is tried again. What it goes on refusing
- * stays, and its addresses are nobody's any more. */
-static bool drop_cumem(struct tp_peer_segment *segment) {
-    const struct tp_msg_segment *message = &segment->message;
-    bool unmapped = true;
+/* When this turn's time for unmapping ends; 0: none was unmapped in it yet. */
+static uint64_t unmap_until_ms;
+static unsigned unmap_ms;
+
+void tp_import_turn(unsigned ms) {
+    unmap_until_ms = 0;
+    unmap_ms = ms;
+}
+
+/* The driver takes 25 ms a GiB to unmap, and the thread has the connections of other stores to
+ * look after. Returns false when the time of this turn is used up. */
+static bool may_unmap(void) {
+    uint64_t now = tp_now_ms();
+    if (unmap_until_ms == 0)
+        unmap_until_ms = now + unmap_ms;
+    else if (now >= unmap_until_ms)
+        return false;
+    return true;
+}
+
+static void unmap_piece(struct tp_peer_segment *segment, uint32_t index) {
+    if (tp_vmm_unmap(segment->address + index * segment->message.piece_bytes,
+                     tp_wire_piece_bytes(&segment->message, index)))
+        atomic_store(&segment->mapped[index], 0);
+    else
+        segment->drop_refused = true;
+}
+
+/*
+ * Returns false when there is more to unmap: at once, with *ret_busy, or what the driver has
+ * refused, later. What it goes on refusing stays mapped, and its addresses are nobody's any more.
+ */
+static bool drop_cumem(struct tp_peer_segment *segment, bool *ret_busy) {
     if (!segment->reserved)
         return true;
-    for (uint32_t i = 0; i < message->piece_count; i++) {
-        if (!atomic_load(&segment->mapped[i]))
+    for (; segment->drop_next < segment->message.piece_count; segment->drop_next++) {
+        if (!atomic_load(&segment->mapped[segment->drop_next]))
             continue;
-        if (tp_vmm_unmap(segment->address + i * message->piece_bytes,
-                         tp_wire_piece_bytes(message, i)))
-            atomic_store(&segment->mapped[i], 0);
-        else
-            unmapped = false;
+        if (!may_unmap()) {
+            *ret_busy = true;
+            return false;
+        }
+        unmap_piece(segment, segment->drop_next);
     }
-    if (!unmapped)
+    if (segment->drop_refused) {
+        segment->drop_refused = false;
+        segment->drop_next = 0;
         return ++segment->drop_tries >= DROP_TRIES;
+    }
     tp_vmm_unreserve(segment->reserved, segment->reserved_bytes);
     return true;
 }
@@ -483,7 +516,7 @@ void tp_import_drop(struct tp_peer_segment *segment, bool *ret_busy) {
         *ret_busy |= tp_chunks_drop_goes_on(segment->chunks);
         return;
     }
-    if (is_cumem(segment) && !drop_cumem(segment))
+    if (is_cumem(segment) && !drop_cumem(segment, ret_busy))
         return;
     if (!is_cumem(segment) && segment->reserved)
         drop_mapped(segment, stuck);

@@ -66,6 +66,8 @@ struct tp_peer_segment {
     uint32_t next_open;    /* CUDA memory: pieces before it are open to all of peer->opening */
     uint8_t *stages;       /* one a piece: enum tp_piece_stage */
     unsigned drop_tries;   /* CUDA memory: times that the driver has refused to unmap it */
+    uint32_t drop_next;    /* CUDA memory: the piece that is unmapped next */
+    bool drop_refused;     /* CUDA memory: the driver refused to unmap a piece before it */
 };
 
 struct tp_peer {
@@ -98,8 +100,8 @@ void tp_peer_kill(struct tp_peer *peer);
 
 /* ---- import.c: the mappings of a segment; the peer thread only ---- */
 
-/* Put a checked segment into an empty entry. Its addresses come later (tp_import_ready). 0,
- * -ENOMEM, or -E2BIG: larger than what is mapped. */
+/* Put a checked segment into an empty entry. Its addresses come later (tp_import_ready). 0 or
+ * -ENOMEM. */
 int tp_import_begin(struct tp_peer_segment *segment, const struct tp_msg_segment *message);
 
 /*
@@ -145,9 +147,16 @@ bool tp_import_prefault(struct tp_peer_segment *segment);
  */
 bool tp_import_ready(struct tp_peer *peer, struct tp_peer_segment *segment);
 
-/* Unmap and free everything; nothing may refer to it. The entry is empty then, or it is not yet:
- * what is registered with CUDA is let go in bounded slices, what the driver refuses is tried again,
- * and one more call is needed. *ret_busy is set when that may come at once. */
+/*
+ * Unmap and free everything; nothing may refer to it. The entry is empty then, or it is not yet:
+ * what is registered with CUDA is let go in bounded slices, CUDA memory is unmapped in what is left
+ * of this turn, what the driver refuses is tried again, and one more call is needed. *ret_busy is
+ * set when that may come at once.
+ */
 void tp_import_drop(struct tp_peer_segment *segment, bool *ret_busy);
+
+/* A turn of the peer thread begins: the time in which it may unmap CUDA memory, of all stores
+ * together. One piece is unmapped in any case. */
+void tp_import_turn(unsigned unmap_ms);
 
 #endif

@@ -12,6 +12,7 @@
 
 #include "double.h"
 #include "env/cuda.h"
+#include "fake_store.h"
 #include "rig.h"
 #include "segment/segment.h"
 #include "segment_bench.h"
@@ -578,6 +579,30 @@ Test(cumem_import, a_store_that_dies_while_pieces_are_mapped, .timeout = 30) {
     usleep(60000);
     kill_store();
     for (unsigned i = 0; i < 5000 && double_mappings() > 0; i++)
+        usleep(1000);
+    cr_assert_eq(double_mappings(), 0);
+    double_proper(1);
+}
+
+/* Unmapping takes 3 s here, as 120 GiB do. Another store's end is seen between two pieces. */
+Test(cumem_import, a_dead_stores_memory_goes_between_the_messages_of_others, .timeout = 60) {
+    struct fake_store other;
+    start_slow(true);
+    fake_start(&other, config, &(struct fake_options){.name = "127.0.0.1:2"});
+    cr_assert(reaches(0, 10000));
+    for (unsigned i = 0; i < 10000 && mapped_pieces() < PIECES; i++)
+        usleep(1000);
+    for (unsigned i = 0; i < 10000 && rig_counter(TP_PEERS_ATTACHED) < 2; i++)
+        usleep(1000);
+    cr_assert_eq(DOUBLE(int, "fakecuda_set_delays", (const char *))("cuMemUnmap=100000"), 0);
+    kill_store();
+    for (unsigned i = 0; i < 10000 && rig_counter(TP_PEERS_LOST) < 1; i++)
+        usleep(1000);
+    fake_end(&other);
+    for (unsigned i = 0; i < 10000 && rig_counter(TP_PEERS_LOST) < 2; i++)
+        usleep(1000);
+    cr_assert_gt(double_mappings(), 0, "it was seen while there was more to unmap");
+    for (unsigned i = 0; i < 20000 && double_mappings() > 0; i++)
         usleep(1000);
     cr_assert_eq(double_mappings(), 0);
     double_proper(1);
