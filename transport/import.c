@@ -31,7 +31,9 @@
 #endif
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
-#define RESERVE_LIMIT (UINT64_C(1) << 45) /* 32 TiB: an eighth of what a process can address */
+/* Addresses for one store and for all together: 16 and 64 TiB of the 128 that a process has. */
+#define RESERVE_STORE (UINT64_C(1) << 44)
+#define RESERVE_ALL (UINT64_C(1) << 46)
 /* Page tables of 16 MiB in 4 KiB pages take about a millisecond, and the thread has connections to
  * look after. */
 #define PREFAULT_BYTES (UINT64_C(16) << 20)
@@ -109,11 +111,38 @@ static uint64_t alignment(const struct tp_msg_segment *message) {
     return message->page_bytes > HUGE_BYTES ? message->page_bytes : HUGE_BYTES;
 }
 
+static uint64_t reserved_for(const struct tp_peer *peer) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < TP_WIRE_MAX_SEGMENTS; i++)
+        bytes += peer->segments[i].reserved ? peer->segments[i].reserved_bytes : 0;
+    return bytes;
+}
+
+/* Stores must not use up the addresses of this process, whatever they publish. */
+static bool may_reserve(const struct tp_peer *peer, uint64_t bytes) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < TP_PEERS; i++)
+        all += reserved_for(tp_peer_at(i));
+    if (bytes <= RESERVE_STORE && reserved_for(peer) <= RESERVE_STORE - bytes &&
+        all <= RESERVE_ALL - bytes)
+        return true;
+    tp_log_once(&said, TP_LOG_WARN,
+                "a store's segment of %" PRIu64
+                " MiB is more than this process has addresses for (16 TiB for one store, 64 TiB "
+                "for all together): requests to it fall back to Mooncake's transport until other "
+                "segments are gone",
+                bytes >> 20);
+    return false;
+}
+
 /* Addresses for memory that is mmapped. */
-static bool reserve(struct tp_peer_segment *segment) {
+static bool reserve(const struct tp_peer *peer, struct tp_peer_segment *segment) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     uint64_t align = alignment(&segment->message);
     segment->reserved_bytes = segment->message.map_bytes + align;
+    if (!may_reserve(peer, segment->reserved_bytes))
+        return false;
     void *reserved = mmap(NULL, segment->reserved_bytes, PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reserved == MAP_FAILED) {
@@ -141,8 +170,6 @@ static bool reserve(struct tp_peer_segment *segment) {
 }
 
 int tp_import_begin(struct tp_peer_segment *segment, const struct tp_msg_segment *message) {
-    if (message->map_bytes > RESERVE_LIMIT || alignment(message) > RESERVE_LIMIT)
-        return -E2BIG;
     segment->message = *message;
     segment->next_piece = 0;
     segment->next_open = 0;
@@ -182,7 +209,7 @@ static bool mmap_ready(struct tp_peer *peer, struct tp_peer_segment *segment) {
         return true;
     if (segment->reserved_bytes) /* it failed, and the time for the next try has not come */
         return false;
-    if (!reserve(segment))
+    if (!reserve(peer, segment))
         retry_later(peer);
     return segment->reserved;
 }
@@ -199,7 +226,8 @@ bool tp_import_ready(struct tp_peer *peer, struct tp_peer_segment *segment) {
     if (segment->reserved_bytes || !tp_vmm_usable(missed))
         return false;
     segment->reserved_bytes = segment->message.map_bytes;
-    segment->reserved = tp_vmm_reserve(segment->reserved_bytes);
+    if (may_reserve(peer, segment->reserved_bytes))
+        segment->reserved = tp_vmm_reserve(segment->reserved_bytes);
     segment->address = segment->reserved;
     if (!segment->reserved)
         retry_later(peer);

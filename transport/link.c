@@ -317,17 +317,8 @@ static enum tp_link_end segment_added(struct tp_link *link, const struct tp_msg_
     if (error)
         return error == -ENOMEM ? out_of_memory() : TP_LINK_LIVES;
     struct tp_peer_segment *segment = &link->peer->segments[i];
-    error = tp_import_begin(segment, message);
-    if (error == -ENOMEM)
+    if (tp_import_begin(segment, message) != 0)
         return out_of_memory();
-    if (error) {
-        static atomic_flag said = ATOMIC_FLAG_INIT;
-        tp_log_once(&said, TP_LOG_WARN,
-                    "a store's segment of %llu bytes is larger than what is mapped: its transfers "
-                    "are left to Mooncake",
-                    (unsigned long long)message->map_bytes);
-        return TP_LINK_LIVES;
-    }
     atomic_store(&segment->state, TP_SEGMENT_LIVE);
     if (atomic_load(&link->peer->segment_high) <= i)
         atomic_store(&link->peer->segment_high, i + 1);

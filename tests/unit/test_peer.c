@@ -377,6 +377,45 @@ Test(peer, what_is_remembered_of_a_name_is_bounded) {
     cr_assert_not(tp_history_warn(name));
 }
 
+#ifndef __SANITIZE_THREAD__ /* it has most addresses to itself */
+static struct tp_peer_segment *publish_tib(uint32_t slot, uint32_t index, uint64_t tib) {
+    struct tp_peer_segment *segment = &tp_peer_at(slot)->segments[index];
+    struct tp_msg_segment message = {.segment_id = index + 1,
+                                     .base = FAKE_BASE,
+                                     .bytes = tib << 40,
+                                     .page_bytes = 1 << 30,
+                                     .piece_bytes = 1 << 30,
+                                     .piece_count = (uint32_t)(tib << 10),
+                                     .kind = TP_WIRE_MMAP,
+                                     .map_bytes = tib << 40};
+    cr_assert_eq(tp_wire_check_segment(&message), 0);
+    cr_assert_eq(tp_import_begin(segment, &message), 0);
+    atomic_store(&segment->state, TP_SEGMENT_LIVE);
+    atomic_store(&tp_peer_at(slot)->segment_high, index + 1);
+    return segment;
+}
+
+Test(peer, stores_do_not_use_up_the_addresses_of_this_process) {
+    int lines = take_stderr();
+    bool busy = false;
+    cr_assert_not(tp_import_ready(tp_peer_at(0), publish_tib(0, 0, 17)), "too much for one store");
+    cr_assert(tp_import_ready(tp_peer_at(0), publish_tib(0, 1, 15)));
+    cr_assert_not(tp_import_ready(tp_peer_at(0), publish_tib(0, 2, 1)),
+                  "there are margins as well");
+    for (uint32_t slot = 1; slot < 4; slot++)
+        cr_assert(tp_import_ready(tp_peer_at(slot), publish_tib(slot, 0, 15)));
+    struct tp_peer_segment *late = publish_tib(4, 0, 8);
+    cr_assert_not(tp_import_ready(tp_peer_at(4), late), "all stores together");
+    cr_assert(tp_import_ready(tp_peer_at(5), publish_tib(5, 0, 3)), "what fits is mapped");
+    cr_assert_eq(said(lines, "more than this process has addresses for"), 1);
+    tp_import_drop(&tp_peer_at(0)->segments[1], &busy);
+    tp_import_retry(tp_peer_at(4), tp_now_ms());
+    cr_assert_not(tp_import_ready(tp_peer_at(4), late), "not tried again at once");
+    tp_import_retry(tp_peer_at(4), tp_now_ms() + 1000);
+    cr_assert(tp_import_ready(tp_peer_at(4), late), "others are gone");
+}
+#endif
+
 Test(peer, two_stores_of_one_name_are_neither, .timeout = 30) {
     struct fake_store one, two;
     start();
