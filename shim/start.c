@@ -10,21 +10,60 @@
 #include "shim/overlays.h"
 #include "transport/transport.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 static pthread_once_t start_once = PTHREAD_ONCE_INIT;
 static pthread_once_t prepare_once = PTHREAD_ONCE_INIT;
 
+/*
+ * File descriptors that must be free when the library begins to act, or else it does not: a store
+ * of Mooncake 0.3.13 opens 12 after that, both halves of this library together as many. The rest is
+ * for connections.
+ */
+#define FREE_FILES 40
+
+static bool files_short; /* written once, by count_files */
+
+static void count_files(void) {
+    struct rlimit limit;
+    unsigned free_files = 0;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        return;
+    }
+    int error = errno;
+    for (rlim_t fd = 0; fd < limit.rlim_cur && free_files < FREE_FILES; fd++) {
+        free_files += fcntl((int)fd, F_GETFD) < 0;
+    }
+    errno = error;
+    files_short = free_files < FREE_FILES;
+    if (files_short) {
+        tp_log(TP_LOG_WARN,
+               "%u file descriptors are free (ulimit -n is %lu), and %d are needed: Tidepool stays "
+               "off in this process and Mooncake runs as stock; raise ulimit -n",
+               free_files, (unsigned long)limit.rlim_cur, FREE_FILES);
+    }
+}
+
 const struct tp_config *tp_shim_config(void) {
+    static pthread_once_t counted = PTHREAD_ONCE_INIT;
     const struct tp_config *config;
 
     if (tp_inert()) {
         return NULL;
     }
     config = tp_config();
-    return config->store.half == TP_HALF_OFF && config->engine.half != TP_HALF_ON ? NULL : config;
+    if (config->store.half == TP_HALF_OFF && config->engine.half != TP_HALF_ON) {
+        return NULL;
+    }
+    (void)pthread_once(&counted, count_files);
+    /* A wrong setting makes a store's setup fail whatever is left. */
+    return files_short && config->store.half != TP_HALF_INVALID ? NULL : config;
 }
 
 static void stop_at_exit(void) {

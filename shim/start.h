@@ -9,7 +9,8 @@
 #include "env/env.h"
 
 /*
- * The settings, or NULL when this process has nothing to do: nothing configured, or a forked child.
+ * The settings, or NULL when this process has nothing to do: nothing configured, a forked child, or
+ * too few file descriptors left for Mooncake and us (one warning was logged).
  * Reads the settings on the first call. Any thread.
  */
 const struct tp_config *tp_shim_config(void);

@@ -17,6 +17,13 @@ def setup(w, master, segment_bytes=0, local_bytes=64 << 20, host="127.0.0.1", me
     return w.store.setup(host, metadata, segment_bytes, local_bytes, "tcp", "", master, **more)
 
 
+def limit_files(w, count):
+    """ulimit -n, for what comes."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+
 def setup_on_engine(w, master, segment_bytes, local_bytes=16 << 20, host="127.0.0.1"):
     """A store on a transfer engine that mooncake.engine has made."""
     from mooncake.engine import TransferEngine
