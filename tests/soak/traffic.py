@@ -101,7 +101,15 @@ class Caller(threading.Thread):
         self.results = collections.Counter()
         self.source, self.target = (Buffer(ROOM, 0) for _ in range(2))
         for buffer in (self.source, self.target):
-            assert w.store.register_buffer(buffer.address, buffer.size) == 0
+            self.register(buffer)
+
+    def register(self, buffer):
+        """Mooncake asks the metadata server, and gives up when this process is stopped meanwhile."""
+        for _ in range(20):
+            if self.w.store.register_buffer(buffer.address, buffer.size) == 0:
+                return
+            time.sleep(0.5)
+        raise AssertionError("a buffer cannot be registered")
 
     def run(self):
         try:
