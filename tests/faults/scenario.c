@@ -4,8 +4,10 @@
  * segment, the engine attaches, puts and gets; the store is killed, another one starts, the engine
  * lets go of the first and uses the second; both end. Run by sweep.py with the preload of faults.h.
  *
- *   scenario DIRECTORY SEGMENTS(memfd|cumem|a directory) VICTIM(store|engine|none) CALL NTH ERROR
+ *   scenario DIRECTORY SEGMENTS(memfd|cumem|gpu|a directory) VICTIM(store|engine|none) CALL NTH
+ * ERROR
  *
+ * gpu: segments of CUDA memory, and the engine's buffers are a GPU's (tests/fakecuda).
  * CALL is a number of faults.h, or the name of a CUDA driver call, which then gives ERROR. With
  * VICTIM none and CALL "counts", the calls of both are counted: lines "ROLE CALL COUNT". Prints
  * what is wrong and ends with 1, or prints how it went ("ok", "refused", "stock") and ends with 0.
@@ -41,7 +43,8 @@ enum state { STARTING, UP, REFUSED, END, WRONG };
 struct side {
     _Atomic enum state state;
     _Atomic uint64_t base;
-    atomic_bool stop, checked, same, happened, said, stock;
+    atomic_bool stop, same, happened, said, stock;
+    atomic_uint checked; /* for which phase `same` is the answer */
 };
 
 static struct {
@@ -53,7 +56,12 @@ static const char *directory, *segments, *victim, *call_name;
 static unsigned call_number, call_nth;
 static int call_error;
 static struct tp_config config;
+static void *driver; /* the double, where this process's buffers are a GPU's */
 static int engine_key;
+
+static bool on_gpu(void) {
+    return strcmp(segments, "gpu") == 0;
+}
 
 static void wrong(const char *role, const char *what) {
     printf("%s: %s\n", role, what);
@@ -112,8 +120,10 @@ static void configure(void) {
     config.store.kind = TP_SEGMENT_MEMFD;
     config.store.piece_bytes = 2 * MIB;
     config.engine.copy_threads = 2;
-    if (strcmp(segments, "cumem") == 0) {
+    if (strcmp(segments, "cumem") == 0 || on_gpu()) {
         config.store.kind = TP_SEGMENT_CUMEM;
+        config.engine.device_copy = true;
+        config.engine.copy_engine = TP_COPY_DMA;
     } else if (strcmp(segments, "memfd") != 0) {
         config.store.kind = TP_SEGMENT_FILES;
         snprintf(config.store.segment_dir, sizeof config.store.segment_dir, "%s", segments);
@@ -128,7 +138,10 @@ static void arm(const char *role) {
     if (strncmp(call_name, "cu", 2) == 0 && chosen) {
         char rule[128];
         snprintf(rule, sizeof rule, "%s:%u=%d", call_name, call_nth, call_error);
-        setenv("FAKECUDA_FAIL", rule, 1);
+        setenv("FAKECUDA_FAIL", rule, 1); /* read at the double's first call */
+        int (*set_failures)(const char *) = dlsym(driver, "fakecuda_set_failures");
+        if (driver != NULL && set_failures(rule) != 0)
+            wrong(role, "the double does not know such a rule");
     } else {
         faults_arm(call_number, chosen ? call_nth : 0, call_error);
     }
@@ -182,7 +195,7 @@ static void be_store(unsigned index) {
         atomic_store(&me->said, said_something());
         if (now != phase) {
             atomic_store(&me->same, same(range, BLOCK, 100 + now));
-            atomic_store(&me->checked, true);
+            atomic_store(&me->checked, now);
             phase = now;
         }
     }
@@ -201,6 +214,44 @@ static void be_store(unsigned index) {
 }
 
 /* ---- the engine */
+
+static uint64_t host_source[BLOCK / 8], host_target[BLOCK / 8];
+static void *source = host_source, *target = host_target;
+
+/* What an application has done before it uses Mooncake. */
+static void use_gpu(void) {
+    static const char conf[] = "{\"transports\":{\"shm\":{\"enable\":true,\"socket_dir\":\"/x\","
+                               "\"copy_engine\":\"dma\"}}}";
+    setenv("MC_TENT_CONF", conf, 1);
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*init)(unsigned) = dlsym(driver, "cuInit");
+    int (*retain)(void **, int) = dlsym(driver, "cuDevicePrimaryCtxRetain");
+    int (*enter)(void *) = dlsym(driver, "cuCtxSetCurrent");
+    int (*allocate)(void **, size_t) = dlsym(driver, "cuMemAlloc_v2");
+    void *context;
+    if (init(0) != 0 || retain(&context, 0) != 0 || enter(context) != 0 ||
+        allocate(&source, BLOCK) != 0 || allocate(&target, BLOCK) != 0)
+        wrong("engine", "the double does not work");
+    tp_register_range(source, BLOCK, "cuda:0");
+    tp_register_range(target, BLOCK, "cuda:0");
+}
+
+/* Between this process's own memory and the buffers that requests name. */
+static void give(void *buffer, const void *bytes) {
+    int (*poke)(void *, const void *, size_t) = driver ? dlsym(driver, "fakecuda_poke") : NULL;
+    if (poke == NULL)
+        memcpy(buffer, bytes, BLOCK);
+    else if (poke(buffer, bytes, BLOCK) != 0)
+        wrong("engine", "the double does not write");
+}
+
+static void take(void *bytes, const void *buffer) {
+    int (*peek)(void *, const void *, size_t) = driver ? dlsym(driver, "fakecuda_peek") : NULL;
+    if (peek == NULL)
+        memcpy(bytes, buffer, BLOCK);
+    else if (peek(bytes, buffer, BLOCK) != 0)
+        wrong("engine", "the double does not read");
+}
 
 static enum tp_task_state move(int opcode, void *memory, uint64_t handle, uint64_t base) {
     static uint64_t id = 0x100000;
@@ -230,23 +281,26 @@ static enum tp_task_state move(int opcode, void *memory, uint64_t handle, uint64
 /* Put and get until both go through shared memory. False: they never do. The store is opened for
  * every object, as Mooncake does. */
 static bool put_and_get(uint64_t handle, struct side *store, unsigned phase) {
-    static uint64_t source[BLOCK / 8], target[BLOCK / 8];
+    static uint64_t sent[BLOCK / 8], got[BLOCK / 8];
     uint64_t base = atomic_load(&store->base);
 
-    fill(source, BLOCK, 100 + phase);
+    fill(sent, BLOCK, 100 + phase);
+    give(source, sent);
     for (uint64_t end = tp_now_ms() + ATTACH_MS; tp_now_ms() < end; usleep(2000)) {
         if (move(TP_OP_WRITE, source, handle, base) != TP_TASK_COMPLETED)
             continue;
-        atomic_store(&store->checked, false);
         atomic_store(&shared->phase, phase);
-        wait_for(&store->checked);
+        while (atomic_load(&store->checked) != phase)
+            usleep(1000);
         if (!atomic_load(&store->same))
             wrong("engine", "a put is reported that the store does not hold");
-        memset(target, 0x5a, BLOCK);
+        memset(got, 0x5a, BLOCK);
+        give(target, got);
         for (; tp_now_ms() < end; usleep(2000)) {
             if (move(TP_OP_READ, target, handle, base) != TP_TASK_COMPLETED)
                 continue;
-            if (memcmp(source, target, BLOCK) != 0)
+            take(got, target);
+            if (memcmp(sent, got, BLOCK) != 0)
                 wrong("engine", "other bytes were read");
             return true;
         }
@@ -258,6 +312,8 @@ static bool put_and_get(uint64_t handle, struct side *store, unsigned phase) {
 
 static void be_engine(void) {
     struct side *me = &shared->engine;
+    if (on_gpu())
+        use_gpu();
     unsigned fds = open_fds();
 
     arm("engine");
@@ -269,7 +325,6 @@ static void be_engine(void) {
         atomic_store(&me->stock, !put_and_get(1, &shared->store[0], 1));
         atomic_store(&me->state, UP);
         wait_for(&me->stop); /* the first store is dead, the second is there */
-        static uint64_t target[BLOCK / 8];
         uint64_t end = tp_now_ms() + GONE_MS;
         while (move(TP_OP_READ, target, 1, atomic_load(&shared->store[0].base)) ==
                TP_TASK_COMPLETED) {
@@ -285,7 +340,7 @@ static void be_engine(void) {
     atomic_store(&me->said, said_something());
     atomic_store(&me->happened, faults_happened());
     faults_arm(0, 0, 0);
-    if (more_fds_than(fds))
+    if (strncmp(call_name, "cuMem", 5) != 0 && more_fds_than(fds)) /* what it does not give back */
         wrong("engine", "it has more fds than before");
     atomic_store(&me->state, END);
     _exit(0);

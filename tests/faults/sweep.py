@@ -29,7 +29,7 @@ DOUBLE = BUILD / "tests" / "fakecuda"
 LIMIT_S = 90
 MOST = 40  # calls of one function; what comes later is polling
 CUDA_ERRORS = (2, 999)  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN
-SEGMENTS = ("memfd", "tmpfs", "cumem")
+SEGMENTS = ("memfd", "tmpfs", "cumem", "gpu")
 Case = collections.namedtuple("Case", "segments victim call nth error")
 
 
@@ -44,7 +44,7 @@ def run(case, folder, log=False):
     place = tempfile.mkdtemp(dir=folder)
     segments = case.segments if case.segments != "tmpfs" else tempfile.mkdtemp(dir="/dev/shm", prefix="tidepool-faults-")
     environment = {**os.environ, "FAULTS_PROGRAM": "1", "TIDEPOOL_LOG": "warn"}
-    if case.segments == "cumem":
+    if case.segments in ("cumem", "gpu"):
         environment["LD_LIBRARY_PATH"] = str(DOUBLE)
         if log:
             environment["FAKECUDA_LOG"] = os.path.join(folder, "driver")
@@ -72,23 +72,26 @@ def cases_of(segments, folder):
     counts = collections.Counter()
     for role, number, count in re.findall(r"^(store|engine) (\d+) (\d+)$", out, re.M):
         counts[role, int(number)] = max(counts[role, int(number)], int(count))
-    for (role, number), count in sorted(counts.items()):
+    # With a GPU's buffers only the driver's calls are others than before.
+    for (role, number), count in sorted(counts.items()) if segments != "gpu" else ():
         for nth in range(1, min(count, MOST) + 1):
             for error in names[number][1]:
                 yield Case(segments, role, number, nth, getattr(errno, error))
     path = os.path.join(folder, "driver")
-    if segments == "cumem" and os.path.exists(path):
+    if os.path.exists(path):
         calls = collections.Counter()
         with open(path) as file:
             for line in map(json.loads, file):
                 calls[line["pid"], line["call"]] += 1
+        os.unlink(path)
         most = collections.Counter()
         for (_, call), count in calls.items():
             if call.startswith("cu"):
                 most[call] = max(most[call], count)
         for call, count in sorted(most.items()):
             for nth in range(1, min(count, MOST) + 1):
-                yield from (Case(segments, role, call, nth, error) for role in ("store", "engine") for error in CUDA_ERRORS)
+                roles = ("engine",) if segments == "gpu" else ("store", "engine")
+                yield from (Case(segments, role, call, nth, error) for role in roles for error in CUDA_ERRORS)
 
 
 def text(case):
