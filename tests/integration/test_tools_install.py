@@ -23,11 +23,12 @@ def test_an_installed_tool_finds_the_installed_library(tmp_path):
     assert f"export LD_PRELOAD={library}\n" in result.stdout
     stubs = library.parent / "tidepool" / "stubs"
     assert sorted(path.name for path in stubs.rglob("*.so*")) == ["libcuda.so.1", "libcudart.so.12", "libcudart.so.13"]
-    # For images that lack it: a copy beside the library is found before the system's.
+    # For images that lack it: a copy that is preloaded before the library stands for the system's.
     (jansson,) = glob.glob("/usr/lib/*/libjansson.so.4")[:1]
     beside = shutil.copy(jansson, library.parent)
-    trace = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": str(library), "PATH": "/usr/bin:/bin"}
-    assert beside in subprocess.run(["/bin/true"], env=trace, capture_output=True, text=True).stdout
+    trace = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": f"{beside}:{library}", "PATH": "/usr/bin:/bin"}
+    loaded = subprocess.run(["/bin/true"], env=trace, capture_output=True, text=True).stdout
+    assert [line.split()[0] for line in loaded.splitlines() if "libjansson" in line] == [str(beside)], loaded
     result = tidepool("run", "--store", tmp_path / "shared", "--print", tool=tool, MC_TENT_PLATFORM="cpu")
     assert result.returncode == 0 and result.stderr == ""
     missing = [path for path in result.stdout.partition("LD_LIBRARY_PATH=")[2].partition("\n")[0].split(":") if path]
