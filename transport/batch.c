@@ -137,6 +137,26 @@ static uint64_t run_bytes(struct plan *plan, const struct tp_request *request) {
     return plan->run_end - at;
 }
 
+/*
+ * A GPU's copy from or to store memory of which nothing is registered: CUDA's own, or plain memory,
+ * which goes through pinned bounce buffers unless the GPU reads it by itself or there are none.
+ */
+static int add_unregistered(struct plan *plan, const struct tp_request *request, void *there,
+                            int device, uint8_t *ret_group) {
+    bool write = request->opcode == TP_OP_WRITE;
+    struct tp_device_job *job = &plan->part->gpu;
+    struct tp_gpu *gpu = tp_gpu_get(device);
+    bool cumem = tp_peer_address_is_cumem(plan->peer, there);
+    if (cumem || !gpu || !tp_stage_ready(gpu))
+        return tp_device_add(job, device, !write, cumem, write ? there : request->source,
+                             write ? request->source : there, request->length, ret_group);
+    int rc = tp_device_reserve_staged(job, device, !write, false, request->length, 1);
+    if (rc == 0)
+        rc = tp_device_add_staged(job, device, !write, false, there, request->source,
+                                  request->length, ret_group);
+    return rc;
+}
+
 /* Add the copy to the job of its kind of memory. 0 or -errno with nothing added. */
 static int add_copy(struct plan *plan, const struct tp_request *request, void *there, int device,
                     struct tp_task *ret_task) {
@@ -155,9 +175,7 @@ static int add_copy(struct plan *plan, const struct tp_request *request, void *t
                                      request->source, request->length, run_bytes(plan, request)};
         rc = tp_chunks_add(&plan->part->gpu, chunks, &plan->cursor, &copy, &group);
     } else {
-        rc = tp_device_add(&plan->part->gpu, device, !write,
-                           tp_peer_address_is_cumem(plan->peer, there), to, from, request->length,
-                           &group);
+        rc = add_unregistered(plan, request, there, device, &group);
     }
     ret_task->first = TP_TASK_ON_DEVICE;
     ret_task->last = group;

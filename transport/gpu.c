@@ -182,9 +182,8 @@ static struct tp_gpu *make_gpu(int device, const struct tp_cuda *cuda) {
         gpu->host_pointers = has_attribute(
             cuda, handle, TP_CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
         if (enter(gpu, &visit)) {
-            made =
-                make_streams(gpu->lanes, cuda) &&
-                (!config->register_peer_memory || gpu->pageable || make_streams(gpu->staged, cuda));
+            made = make_streams(gpu->lanes, cuda) &&
+                   (gpu->pageable || make_streams(gpu->staged, cuda));
             made = made && load_kernel(gpu, cuda, config);
             if (!made) {
                 free_streams(gpu->lanes, cuda);

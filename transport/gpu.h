@@ -68,7 +68,7 @@ tp_cu_result tp_gpu_host_unregister(struct tp_gpu *gpu, void *address);
 bool tp_gpu_wants_registration(const struct tp_gpu *gpu);
 bool tp_gpu_takes_host_pointers(const struct tp_gpu *gpu);
 
-/* Has it streams for staged copies (staging.h)? Only where memory is to be registered. */
+/* Has it streams for staged copies (staging.h)? Not a GPU that reads any memory by itself. */
 bool tp_gpu_stages(const struct tp_gpu *gpu);
 
 /* Is its context lost? */

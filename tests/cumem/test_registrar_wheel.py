@@ -59,11 +59,17 @@ def engine(host, **settings):  # noqa: F811
                        PYTHONPATH=str(ROOT / "tests" / "fakecuda"))
 
 
-def run(host, segments, limit=None, **settings):  # noqa: F811
+def engine_without_settings(host):  # noqa: F811
+    shm = {"enable": True, "socket_dir": str(host.directory)}
+    return host.python("engine", ENGINE, MC_TENT_CONF=json.dumps({"transports": {"shm": shm}}),
+                       PYTHONPATH=str(ROOT / "tests" / "fakecuda"))
+
+
+def run(host, segments, limit=None, start=engine, **settings):  # noqa: F811
     """The counters of the engine when all bytes are compared, its process and the store's."""
     store = host.python("store", STORE, MC_STORE_SHM_SEGMENT_DIR=segments, TIDEPOOL_SOCKET_DIR=str(host.directory))
     assert store.stdout.readline().strip() == "0", host.log("store")
-    process = engine(host, **settings)
+    process = start(host, **settings)
     while not select.select([process.stdout], [], [], 0.02)[0]:
         seen = counters(host.status())
         assert limit is None or seen.get("registered_bytes", 0) + seen.get("staging_bytes", 0) <= limit
@@ -117,6 +123,18 @@ def test_a_store_on_tmpfs_within_a_limit(host, tmpfs):  # noqa: F811
     text = subprocess.run([BUILD / "tidepool", "status", str(host.directory)], capture_output=True, text=True).stdout
     assert "MiB, what was not registered, by way of" in text, text
     end_well(host, process, store)
+
+
+def test_without_any_setting_the_bytes_go_by_bounce_buffers(host):  # noqa: F811
+    seen, process, store = run(host, "memfd", start=engine_without_settings)
+    assert seen["staged_bytes"] >= seen["local_read_bytes"] + seen["local_write_bytes"] - (1 << 20)
+    assert 0 < seen["staging_bytes"] <= 2 * (54 << 20)
+    assert seen["registrations"] == 0 and seen["register_hits"] == 0 and seen["register_misses"] == 0
+    store.send_signal(signal.SIGKILL)
+    store.wait()
+    process.stdin.close()
+    assert process.wait(30) == 0, host.log("engine")
+    assert not host.broken_rules("engine")
 
 
 def test_hosts_with_hmm_register_nothing(host):  # noqa: F811
