@@ -9,6 +9,8 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,9 +146,38 @@ static const char *remedy(const struct tp_room *room, const struct tp_shortage *
     return text;
 }
 
-/* Others hold what is missing. True when they have let go in time. */
-static bool wait_for_others(const struct tp_room *room, const struct tp_need *need,
-                            struct tp_shortage *shortage) {
+/*
+ * Sleep for POLL_MS. Returns true if this process was asked to end meanwhile: the handler of a
+ * signal that does so ran in this thread, or such a signal is pending because the host has blocked
+ * it. A host like python looks at what its handler noted only after this wait. Other signals are
+ * blocked while this thread sleeps, so that they do not look like one of these.
+ */
+static bool sleep_until_asked_to_end(void) {
+    static const int ending[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+    const struct timespec limit = {.tv_nsec = POLL_MS * 1000000L};
+    sigset_t mask;
+    sigset_t blocked;
+    sigset_t pending;
+    bool asked = false;
+    sigfillset(&mask);
+    sigemptyset(&pending);
+    (void)pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    (void)sigpending(&pending);
+    for (unsigned i = 0; i < sizeof ending / sizeof *ending; i++) {
+        struct sigaction action;
+        if (sigismember(&blocked, ending[i]) == 0)
+            sigdelset(&mask, ending[i]);
+        else if (sigismember(&pending, ending[i]) == 1 &&
+                 sigaction(ending[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            asked = true;
+    }
+    return asked || (ppoll(NULL, 0, &limit, &mask) < 0 && errno == EINTR);
+}
+
+/* Others hold what is missing. Returns 0 if they have let go in time, another error if they
+ * have not, -EINTR with one line logged if this process was asked to end. */
+static int wait_for_others(const struct tp_room *room, const struct tp_need *need,
+                           struct tp_shortage *shortage) {
     char text[160];
     uint64_t start = tp_now_ms();
     uint64_t limit = (uint64_t)room->wait_s * 1000;
@@ -160,17 +191,23 @@ static bool wait_for_others(const struct tp_room *room, const struct tp_need *ne
             say(TP_LOG_WARN, room, shortage, text);
             said = waited;
         }
-        nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000L}, NULL);
+        if (sleep_until_asked_to_end()) {
+            tp_log(TP_LOG_ERROR,
+                   "MC_STORE_SHM_SEGMENT_DIR=%s: a signal asks this process to end: it waits for "
+                   "pages no longer, after %" PRIu64 " ms, and gets no segment",
+                   room->path, tp_now_ms() - start);
+            return -EINTR;
+        }
         if (fits(room, need, shortage)) {
             tp_log(TP_LOG_WARN,
                    "MC_STORE_SHM_SEGMENT_DIR=%s: there is room now, after %" PRIu64 " ms",
                    room->path, tp_now_ms() - start);
-            return true;
+            return 0;
         }
         if (hopeless(shortage)) /* the pool was made smaller meanwhile */
-            return false;
+            return -ENOMEM;
     }
-    return false;
+    return -ETIMEDOUT;
 }
 
 int tp_room_wait(const struct tp_room *room, const struct tp_need *need) {
@@ -179,8 +216,11 @@ int tp_room_wait(const struct tp_room *room, const struct tp_need *need) {
     char what[160];
     if (fits(room, need, &shortage))
         return 0;
-    if (!hopeless(&shortage) && wait_for_others(room, need, &shortage))
-        return 0;
+    if (!hopeless(&shortage)) {
+        int error = wait_for_others(room, need, &shortage);
+        if (error == 0 || error == -EINTR)
+            return error;
+    }
     (void)remedy(room, &shortage, what);
     if (hopeless(&shortage))
         say(TP_LOG_ERROR, room, &shortage, what);

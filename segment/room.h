@@ -22,7 +22,7 @@ struct tp_room {
  * store that has just ended come back when its last engine lets go of them, so they are waited for,
  * with a line every few seconds; not where there would be too few even then. 0; -ENOSPC when the
  * mount is too small, -ENOMEM when the pool is, and one line was logged that says what is needed,
- * what there is, and what to do.
+ * what there is, and what to do; -EINTR, with a line, when a signal asks this process to end.
  */
 int tp_room_wait(const struct tp_room *room, const struct tp_need *need);
 

@@ -3,12 +3,15 @@ says what to do, before anything is shared; and what a store was given it keeps,
 """
 
 import os
+import signal
 import subprocess
+import time
 
 import pytest
 from harness import real_client, status
 from harness.cluster import MIB
 from harness.mounts import mounted
+from harness.program import Program
 from harness.wheels import SCARCE
 
 pytestmark = [pytest.mark.stores, pytest.mark.timeout(90)]
@@ -83,6 +86,57 @@ def test_filled_by_others(cluster, start):
         with open(f"{where}/other", "wb") as other:
             os.posix_fallocate(other.fileno(), 0, 48 * MIB)
         assert "others still hold" in refusal(cluster, start, where)
+
+
+SCRIPT = """
+import signal, sys
+from mooncake.store import MooncakeDistributedStore
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(43))
+signal.signal(signal.SIGCHLD, lambda *_: None)
+store = MooncakeDistributedStore()
+try:
+    result = store.setup("127.0.0.1", "P2PHANDSHAKE", {size}, 16 << 20, "tcp", "", "{master}")
+    sys.exit(0 if result == 0 else 42)
+except KeyboardInterrupt:
+    sys.exit(44)
+"""
+
+
+def waiting(cluster, where):
+    """A python store that waits for pages which another file of the mount holds."""
+    if cluster.stock:
+        pytest.skip("there is no directory")
+    cluster.start_master()
+    environment = cluster.store_environment(MC_STORE_SHM_SEGMENT_DIR=where, MC_STORE_SHM_SEGMENT_WAIT_S="80")
+    script = SCRIPT.format(size=SEGMENT, master=cluster.master_address)
+    store = Program("waiting", [cluster.wheel.python, "-c", script], environment, os.path.join(cluster.folder, "waiting.log"))
+    cluster.processes.append(store)
+    status.until(lambda: "waiting for others" in store.log, lambda: f"it waits\n{store.log[-2000:]}", 30)
+    return store
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 43), (signal.SIGINT, 44)])
+def test_signals_end_the_wait_for_pages(cluster, number, code):
+    """Python runs handlers between its own instructions, so also after setup has come back."""
+    with mounted("tmpfs", "mode=0700,size=64m") as where:
+        with open(f"{where}/other", "wb") as other:
+            os.posix_fallocate(other.fileno(), 0, 48 * MIB)
+        store = waiting(cluster, where)
+        store.signal(number)
+        assert store.popen.wait(30) == code, store.log[-2000:]
+        assert sum("a signal asks this process to end" in line for line in store.warnings) == 1
+
+
+def test_other_signals_do_not_end_the_wait_for_pages(cluster):
+    with mounted("tmpfs", "mode=0700,size=64m") as where:
+        with open(f"{where}/other", "wb") as other:
+            os.posix_fallocate(other.fileno(), 0, 48 * MIB)
+        store = waiting(cluster, where)
+        for _ in range(10):
+            store.signal(signal.SIGCHLD)
+            time.sleep(0.05)
+        os.unlink(f"{where}/other")
+        assert store.popen.wait(30) == 0, store.log[-2000:]
 
 
 def test_filled_between_the_look_and_the_taking(cluster, start):
