@@ -66,6 +66,17 @@ static void say_pages(const struct tp_config *config, const struct tp_backing *b
                 asked >> 10, config->store.segment_dir, backing->page_bytes >> 10);
 }
 
+static void say_unsealed(const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (config->allow_uid_count > 0)
+        tp_log_once(&said, TP_LOG_WARN,
+                    "MC_STORE_SHM_SEGMENT_DIR=%s: files there cannot be sealed, and "
+                    "TIDEPOOL_ALLOW_UIDS lists other users: a process of theirs could cut a "
+                    "segment off, and this store and its engines would die of SIGBUS; use memfd "
+                    "unless you trust them",
+                    config->store.segment_dir);
+}
+
 static int look_at_mount(const char *path, int dir_fd, struct tp_backing *backing) {
     struct statfs mount;
     if (fstatfs(dir_fd, &mount) < 0) {
@@ -154,6 +165,7 @@ static int files_open(const struct tp_config *config, const struct tp_need *need
         return result;
     }
     say_pages(config, &backing);
+    say_unsealed(config);
     *ret_backing = backing;
     return 0;
 }

@@ -25,11 +25,33 @@
 #define SMALL_PAGE UINT64_C(4096)
 #define HUGE_PAGE (UINT64_C(2) << 20)
 
+/*
+ * Huge pages of a memfd can be taken away by whoever maps it: no seal but F_SEAL_WRITE forbids to
+ * punch a hole, and once others hold all pages of the pool, a touch there is SIGBUS. Ordinary pages
+ * come back as zeros. So the huge ones are only for processes of root and of our own user.
+ */
+static bool hugepages_wanted(const struct tp_config *config) {
+    return config->store.hugepages && config->allow_uid_count == 0;
+}
+
+static const char *setting_of(const struct tp_config *config) {
+    return config->store.hugepage_bytes ? "MC_STORE_USE_HUGEPAGE" : "TIDEPOOL_HUGEPAGES=1";
+}
+
+static void say_not_for_others(const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (config->store.hugepages && config->allow_uid_count > 0)
+        tp_log_once(&said, TP_LOG_WARN,
+                    "%s: segments get ordinary pages, since TIDEPOOL_ALLOW_UIDS lists other users: "
+                    "a process of theirs could take huge pages out of a segment, and engines that "
+                    "touch it would die of SIGBUS; unset one of the two",
+                    setting_of(config));
+}
+
 /* True when the segment can lie on 2 MiB pages; otherwise one line said why it will not. */
 static bool hugepages_possible(const struct tp_config *config, const struct tp_need *need,
                                uint64_t page_bytes) {
-    const char *setting =
-        config->store.hugepage_bytes ? "MC_STORE_USE_HUGEPAGE" : "TIDEPOOL_HUGEPAGES=1";
+    const char *setting = setting_of(config);
     struct tp_shortage shortage;
     if (need->address % page_bytes != 0) {
         tp_log(TP_LOG_WARN,
@@ -54,13 +76,14 @@ static bool hugepages_possible(const struct tp_config *config, const struct tp_n
 
 static uint64_t memfd_page_bytes(const struct tp_config *config) {
     uint64_t huge = config->store.hugepage_bytes ? config->store.hugepage_bytes : HUGE_PAGE;
-    return config->store.hugepages ? huge : SMALL_PAGE;
+    return hugepages_wanted(config) ? huge : SMALL_PAGE;
 }
 
 static int memfd_open(const struct tp_config *config, const struct tp_need *need,
                       struct tp_backing *ret_backing) {
     uint64_t huge_bytes = memfd_page_bytes(config);
-    bool huge = config->store.hugepages && hugepages_possible(config, need, huge_bytes);
+    bool huge = hugepages_wanted(config) && hugepages_possible(config, need, huge_bytes);
+    say_not_for_others(config);
     *ret_backing = (struct tp_backing){.ops = &tp_backing_memfd,
                                        .page_bytes = huge ? huge_bytes : SMALL_PAGE,
                                        .hugetlb = huge,

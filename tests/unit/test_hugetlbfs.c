@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "env/stats.h"
 #include "segment/segment.h"
 #include "segment_bench.h"
 
@@ -243,6 +244,81 @@ Test(files, memfd_on_huge_pages_and_without_enough_of_them) {
     before = free_pages();
     cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), 0);
     cr_assert_eq(free_pages(), before);
+}
+
+static bool logged(const char *words) {
+    const struct tp_stats_page *page = tp_stats_page();
+    for (unsigned i = 0; i < TP_STATS_EVENTS; i++) {
+        if (strstr(page->events[i].text, words) != NULL)
+            return true;
+    }
+    return false;
+}
+
+/* Takes all memory out of the store's segment, and all free huge pages. Returns 0, or which step
+ * failed. */
+static int take_pages(const struct tp_config *store) {
+    struct tp_msg message;
+    int piece = -1;
+    unsigned count = 0;
+    int fd = bench_attach(store);
+    bench_expect(fd, TP_MSG_SEGMENT, &message);
+    struct tp_msg_segment segment = message.body.segment;
+    for (uint32_t i = 0; i < segment.piece_count; i++) {
+        message = (struct tp_msg){.type = TP_MSG_WANT};
+        message.body.pieces = (struct tp_msg_pieces){segment.segment_id, i, 1};
+        if (tp_wire_send(fd, &message, NULL, 0) < 0 ||
+            bench_receive(fd, &message, &piece, &count, 5000) < 0 || count != 1)
+            return 2;
+        if (fallocate(piece, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                      (off_t)tp_wire_piece_bytes(&segment, i)) < 0)
+            return 3;
+    }
+    size_t bytes = free_pages() * 2 * MIB;
+    void *taken = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE, -1, 0);
+    return taken == MAP_FAILED ? 4 : 0;
+}
+
+Test(files, a_listed_user_cannot_take_the_pages_of_a_memfd) {
+    int done[2];
+    int result = -1;
+    if (geteuid() != 0)
+        cr_skip("CONFIG: needs root");
+    use_pool();
+    config = bench_config(4 * MIB);
+    config->store.hugepages = true;
+    config->allow_uid_count = 1;
+    config->allow_uids[0] = 23456;
+    cr_assert_eq(chmod(config->store.socket_dir, 0755), 0);
+    range = bench_allocate(BYTES);
+    cr_assert_eq(tp_segment_overlay(range, BYTES, true, config), 0);
+    cr_assert_eq(tp_segment_publish(range, config), 0);
+    cr_assert_eq(pipe2(done, O_CLOEXEC), 0);
+    pid_t thief = bench_fork();
+    if (thief == 0) {
+        result = seteuid(23456) < 0 ? 1 : take_pages(config);
+        (void)!write(done[1], &result, sizeof result);
+        pause(); /* it keeps what it has taken */
+    }
+    cr_assert_eq(read(done[0], &result, sizeof result), sizeof result);
+    cr_assert_eq(result, 0, "step %d of the attack failed", result);
+    bench_fill(range, BYTES, 3); /* SIGBUS on huge pages */
+    cr_assert(bench_same(range, BYTES, 3));
+    kill(thief, SIGKILL);
+    cr_assert_eq(waitpid(thief, NULL, 0), thief);
+    cr_assert(logged("TIDEPOOL_ALLOW_UIDS lists other users"));
+    tp_server_stop();
+    cr_assert_eq(tp_segment_restore(range), 0);
+}
+
+Test(files, files_that_listed_users_could_cut_off_are_warned_of) {
+    use_mount("tmpfs", "size=64m,mode=0700");
+    config->allow_uid_count = 1;
+    config->allow_uids[0] = 23456;
+    cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), 0);
+    cr_assert(logged("cannot be sealed"));
+    cr_assert_eq(tp_segment_restore(range), 0);
 }
 
 Test(files, huge_pages_put_no_socket_in_the_way) {
