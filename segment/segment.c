@@ -28,6 +28,7 @@
 #include "env/env.h"
 #include "env/stats.h"
 #include "segment/cumem.h"
+#include "segment/lease.h"
 #include "segment/pieces.h"
 #include "segment/server.h"
 #include "segment/table.h"
@@ -417,6 +418,7 @@ bool tp_segment_settle(const void *address, size_t bytes) {
 static void withdraw(struct overlay *overlay) {
     if (!overlay->published)
         return;
+    tp_lease_set((unsigned)(overlay - table), 0);
     remember_stale((uintptr_t)overlay->pieces.base,
                    (uintptr_t)overlay->pieces.base + overlay->pieces.bytes);
     overlay->published = false;
@@ -568,6 +570,7 @@ int tp_segment_publish(void *address, const struct tp_config *config) {
         result = -ENOENT;
     } else if (!overlay->published) {
         overlay->published = true;
+        tp_lease_set((unsigned)(overlay - table), overlay->id);
         show(overlay, TP_SLOT_LIVE);
         tp_count(TP_SEGMENT_BYTES, overlay->pieces.bytes);
     }
@@ -612,7 +615,8 @@ int tp_table_describe(uint64_t segment_id, struct tp_msg_segment *ret_segment) {
                                                .piece_bytes = pieces->piece_bytes,
                                                .piece_count = pieces->count,
                                                .kind = pieces->wire_kind,
-                                               .map_bytes = pieces->bytes};
+                                               .map_bytes = pieces->bytes,
+                                               .slot = (uint32_t)(overlay - table)};
         result = 0;
     }
     pthread_mutex_unlock(&table_lock);

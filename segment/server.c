@@ -26,6 +26,7 @@
 #include "env/env.h"
 #include "env/stats.h"
 #include "segment/directory.h"
+#include "segment/lease.h"
 #include "segment/segment.h"
 #include "segment/session.h"
 
@@ -358,6 +359,7 @@ static void *run(void *arg) {
         if (loop.sessions[i].state != TP_SESSION_FREE)
             end_session(&loop, i, 0);
     }
+    tp_lease_end();
     return NULL;
 }
 

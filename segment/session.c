@@ -21,6 +21,7 @@
 
 #include "env/env.h"
 #include "env/stats.h"
+#include "segment/lease.h"
 #include "segment/table.h"
 
 #define READ_AT_ONCE 8     /* messages, before others get their turn */
@@ -58,14 +59,15 @@ void tp_session_begin(struct tp_session *session, int fd, const struct tp_server
     session->unwelcome = tp_wire_check_peer(fd, facts->config, &session->uid, &session->pid) < 0;
 }
 
-static int send_welcome(struct tp_session *session, const struct tp_server_facts *facts) {
+/* `page`: the lease page for a client that attaches, or -1. */
+static int send_welcome(struct tp_session *session, const struct tp_server_facts *facts, int page) {
     struct tp_msg message = {.type = TP_MSG_WELCOME};
     struct tp_msg_welcome *welcome = &message.body.welcome;
     memcpy(welcome->instance, facts->instance, sizeof welcome->instance);
     memcpy(welcome->identity, facts->identity, sizeof welcome->identity);
     welcome->roles = facts->roles;
     welcome->netns = facts->netns;
-    return tp_wire_send(session->fd, &message, NULL, 0);
+    return tp_wire_send(session->fd, &message, &page, page >= 0);
 }
 
 static int send_name(struct tp_session *session, const struct tp_server_facts *facts) {
@@ -121,7 +123,10 @@ static int attach(struct tp_session *session, const struct tp_msg_hello *hello,
         return refuse_identity(session, hello, facts);
     if (full)
         return refuse(session, TP_REFUSED_FULL, "this store has as many clients as it takes");
-    int result = send_welcome(session, facts);
+    int page;
+    int result = tp_lease_open(facts->config->store.socket_dir, &page);
+    if (result == 0)
+        result = send_welcome(session, facts, page);
     if (result < 0)
         return result;
     session->state = TP_SESSION_ATTACHED;
@@ -144,7 +149,7 @@ static int greet(struct tp_session *session, const struct tp_msg *message,
         return attach(session, hello, facts, full);
     if (hello->purpose != TP_PURPOSE_STATUS)
         return -EPROTO;
-    int result = send_welcome(session, facts);
+    int result = send_welcome(session, facts, -1);
     if (result == 0)
         result = send_page(session);
     return result < 0 ? result : -ENODATA; /* answered: the end */

@@ -122,6 +122,9 @@ static int check_message(const struct tp_msg *message, size_t got, bool cut, uns
         if (message->body.bytes[i] != 0)
             return -EPROTO;
     }
+    /* WELCOME comes with the lease page for those who attach, and without for others. */
+    if (message->type == TP_MSG_WELCOME)
+        return fd_count <= 1 ? 0 : -EPROTO;
     unsigned expected = message->type == TP_MSG_PAGE ? 1 : 0;
     if (message->type == TP_MSG_WANT || message->type == TP_MSG_PIECES) {
         uint32_t count = message->body.pieces.count;
@@ -236,6 +239,8 @@ int tp_wire_check_segment(const struct tp_msg_segment *segment) {
     if (segment->base % page != 0 || map % page != 0 || piece == 0 || piece % page != 0)
         return -EPROTO;
     if (segment->bytes > map || map - segment->bytes >= page)
+        return -EPROTO;
+    if (segment->slot >= TP_WIRE_MAX_SEGMENTS || segment->pad != 0)
         return -EPROTO;
     /* No sum that could overflow: piece is anything up to 2^64. */
     if ((map - 1) / piece + 1 != segment->piece_count)

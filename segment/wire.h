@@ -24,7 +24,8 @@
  *   HELLO (version, identity, purpose)  ->
  *                                       <-   WELCOME (instance, name, roles) or REFUSED (reason,
  * text) purpose STATUS:                     <-   PAGE + 1 fd of the counters; then the server
- * closes purpose ATTACH:                     <-   NAME (again whenever the name becomes known or
+ * closes purpose ATTACH:                     (WELCOME comes with 1 fd of the lease page)
+ *                                       <-   NAME (again whenever the name becomes known or
  * changes)
  *                                       <-   SEGMENT for each published segment, also later ones
  *   WANT (segment, first, count)        ->
@@ -32,16 +33,21 @@
  * order of the pieces
  *                                       <-   GONE (segment) when it is taken back
  *   The connection is the lease. End of file, either way, ends it.
+ *
+ * Lease page. A client may read these messages late, for instance after it was stopped. So the
+ * store also says in shared memory, which a client can look at without a system call, whether it
+ * lives and which segments it publishes (struct tp_lease_page).
  */
 #ifndef TIDEPOOL_WIRE_H
 #define TIDEPOOL_WIRE_H
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #define TP_WIRE_MAGIC UINT32_C(0x4c504454) /* "TDPL" */
-#define TP_WIRE_VERSION 1
+#define TP_WIRE_VERSION 2
 #define TP_WIRE_MAX_FDS 16       /* a message */
 #define TP_WIRE_MAX_SEGMENTS 64  /* a store */
 #define TP_WIRE_MAX_PIECES 65536 /* a segment */
@@ -104,6 +110,7 @@ struct tp_msg_segment {
     uint32_t piece_count;
     uint32_t kind;      /* enum tp_wire_kind */
     uint64_t map_bytes; /* sum of all pieces: bytes rounded up to page_bytes */
+    uint32_t slot, pad; /* where the lease page says whether it is still published */
 };
 struct tp_msg_pieces { /* WANT and PIECES */
     uint64_t segment_id;
@@ -137,8 +144,33 @@ struct tp_msg {
     } body;
 };
 static_assert(sizeof(struct tp_msg) == 512, "a message is 512 bytes");
-static_assert(sizeof(struct tp_msg_segment) == 56, "no padding in the wire structs");
+static_assert(sizeof(struct tp_msg_segment) == 64, "no padding in the wire structs");
 static_assert(sizeof(struct tp_msg_hello) == 192, "no padding in the wire structs");
+
+#define TP_LEASE_BYTES 4096 /* the size of the file */
+
+/*
+ * The lease page of a store, which engines map read-only.
+ *
+ * | field    | written                                                                      |
+ * |----------|------------------------------------------------------------------------------|
+ * | owner    | by the store's server thread while it runs: its thread id, and 0 at its end. |
+ * |          | By the kernel when it has died: TP_LEASE_OWNER_DIED (segment/lease.c)        |
+ * | segments | the id of the segment that is published in each slot of the store's table;   |
+ * |          | 0 before anything else when it is withdrawn                                  |
+ *
+ * A copy into or out of a segment counts only if the page says, after the copy has ended, that the
+ * store lives and publishes this segment: memory that comes to the same addresses later is
+ * published only after the 0 was written, so whoever was given a place in it sees the 0.
+ */
+struct tp_lease_page {
+    _Atomic uint32_t owner;
+    uint32_t reserved[31]; /* the rest of the store's mutex */
+    _Atomic uint64_t segments[TP_WIRE_MAX_SEGMENTS];
+};
+static_assert(sizeof(struct tp_lease_page) <= TP_LEASE_BYTES, "the page is one page");
+
+#define TP_LEASE_OWNER_DIED UINT32_C(0x40000000) /* FUTEX_OWNER_DIED of linux/futex.h */
 
 /*
  * Send one message with `fd_count` fds (at most TP_WIRE_MAX_FDS): MSG_NOSIGNAL, MSG_DONTWAIT.

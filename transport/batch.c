@@ -88,9 +88,12 @@ static void resolve(struct plan *plan, uint64_t handle) {
         plan->missed = gone ? NULL : name;
         return;
     }
-    uint64_t bit = UINT64_C(1) << tp_peer_slot(peer);
+    uint32_t slot = tp_peer_slot(peer);
+    uint64_t bit = UINT64_C(1) << slot;
     if (plan->part->held & bit)
         tp_peer_release(peer); /* another handle of the same store */
+    else
+        plan->part->segments[slot] = 0;
     plan->part->held |= bit;
     plan->peer = peer;
 }
@@ -198,7 +201,8 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
     if (reason != LOCAL)
         return reason;
     void *there = NULL;
-    switch (tp_peer_route(plan->peer, request->target_offset, request->length, &there)) {
+    switch (tp_peer_route(plan->peer, request->target_offset, request->length, &there,
+                          &ret_task->segment)) {
     case TP_ROUTE_OK:
         break;
     case TP_ROUTE_OUT_OF_RANGE:
@@ -223,6 +227,7 @@ static enum tp_counter plan_request(struct plan *plan, const struct tp_request *
     ret_task->bytes = request->length;
     ret_task->peer = (uint8_t)tp_peer_slot(plan->peer);
     ret_task->write = write;
+    plan->part->segments[ret_task->peer] |= UINT64_C(1) << ret_task->segment;
     *(write ? &plan->part->write_bytes : &plan->part->read_bytes) += request->length;
     return LOCAL;
 }
@@ -448,20 +453,32 @@ void tp_batch_count_call(struct tp_batch *batch, size_t count) {
 /* ---- the end of the copies
  * ---------------------------------------------------------------------------------------------- */
 
-static uint64_t lost_peers(const struct tp_part *part) {
+/* Those of `segments` that the store does not publish any more. */
+static uint64_t lost_segments(const struct tp_peer *peer, uint64_t segments) {
     uint64_t lost = 0;
-    for (uint64_t held = part->held; held; held &= held - 1) {
-        if (!tp_peer_alive(tp_peer_at((uint32_t)__builtin_ctzll(held))))
-            lost |= held & -held;
+    for (uint64_t left = segments; left; left &= left - 1) {
+        if (!tp_peer_publishes(peer, (uint8_t)__builtin_ctzll(left)))
+            lost |= left & -left;
     }
     return lost;
 }
 
+static void find_lost(struct tp_part *part) {
+    for (uint64_t held = part->held; held; held &= held - 1) {
+        uint32_t slot = (uint32_t)__builtin_ctzll(held);
+        uint64_t lost = lost_segments(tp_peer_at(slot), part->segments[slot]);
+        if (!lost)
+            continue;
+        part->lost |= held & -held;
+        part->segments[slot] = lost;
+    }
+}
+
 bool tp_task_failed(const struct tp_task *task) {
     const struct tp_part *part = task->part;
-    return part->lost & UINT64_C(1) << task->peer ||
-           (task->first == TP_TASK_ON_DEVICE &&
-            tp_device_look(&part->gpu, task->last) == TP_DEVICE_FAILED);
+    bool lost = part->lost >> task->peer & 1 && part->segments[task->peer] >> task->segment & 1;
+    return lost || (task->first == TP_TASK_ON_DEVICE &&
+                    tp_device_look(&part->gpu, task->last) == TP_DEVICE_FAILED);
 }
 
 static void count_bytes(struct tp_peer *peer, uint64_t read_bytes, uint64_t write_bytes) {
@@ -519,15 +536,16 @@ bool tp_part_done(const struct tp_part *part) {
 }
 
 /*
- * A dead store's pages stay readable and writable, so the end of the copies alone proves nothing:
- * success is answered only if the store was still there when the end was seen. The other stores of
- * the batch have nothing to do with it.
+ * The pages of a dead store, and those that a store has taken back, stay readable and writable, so
+ * the end of the copies alone proves nothing: success is answered only if the store still published
+ * the memory after the end was seen. The end is loaded first, with acquire; for a GPU's copies the
+ * driver was asked before. Other segments and stores of the batch have nothing to do with it.
  */
 void tp_part_decide(const struct tp_batch *batch, struct tp_part *part) {
     if (part->state != TP_PART_RUNNING || !tp_part_done(part))
         return;
     bool copied = tp_device_look(&part->gpu, TP_DEVICE_GROUPS) == TP_DEVICE_DONE;
-    part->lost = lost_peers(part);
+    find_lost(part);
     part->state = copied && !part->lost ? TP_PART_COMPLETED : TP_PART_FAILED;
     count_part(batch, part);
     release_peers(part);

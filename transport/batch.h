@@ -20,6 +20,7 @@
 
 #include "transport/copy_device.h"
 #include "transport/copy_host.h"
+#include "transport/peer.h"
 #include "transport/transport.h"
 
 enum tp_part_state { TP_PART_RUNNING, TP_PART_COMPLETED, TP_PART_FAILED };
@@ -31,6 +32,7 @@ struct tp_task {
     uint64_t bytes;       /* Mooncake's: its number there */
     uint32_t first, last; /* grains; of a GPU's copy: TP_TASK_ON_DEVICE and its group */
     uint8_t peer;         /* slot of the store whose memory it needs */
+    uint8_t segment;      /* and which segment of it */
     bool write;
     bool seen; /* was answered as completed: stays so */
 };
@@ -39,12 +41,16 @@ struct tp_task {
 struct tp_part {
     struct tp_part *next;
     /* Decided once, when the end of the copies is first seen. FAILED: some task has failed, those
-     * of stores in `lost` and of failed groups of the GPU's job; the others have completed. */
+     * of segments in `lost` and of failed groups of the GPU's job; the others have completed. */
     enum tp_part_state state;
     struct tp_copy_job job;   /* between host memory and host memory */
     struct tp_device_job gpu; /* between a GPU's memory and host memory */
     uint64_t held;            /* a bit a peer's slot: references that the copies need */
-    uint64_t lost;            /* of those, stores that were gone when the copies had ended */
+    uint64_t lost;            /* of those, stores that did not publish all of `segments` any more
+                                 when the copies had ended */
+    /* A bit a segment, of each store in `held`: those that the copies need. Of stores in `lost`,
+     * once that is decided: those that were not published any more. Others are undefined. */
+    uint64_t segments[TP_PEERS];
     uint64_t read_bytes, write_bytes;
     uint32_t task_count, rest_count; /* of the submit; rest_count of them are Mooncake's */
     unsigned char

@@ -56,7 +56,7 @@ static void task_answer(struct tp_task *task, struct tp_task_status *ret_status)
             ret_status->state = TP_TASK_FAILED;
         else
             *ret_status = (struct tp_task_status){.state = TP_TASK_COMPLETED, .bytes = task->bytes};
-    } else if (task_copied(task) && tp_peer_alive(tp_peer_at(task->peer))) {
+    } else if (task_copied(task) && tp_peer_publishes(tp_peer_at(task->peer), task->segment)) {
         task->seen = true;
         *ret_status = (struct tp_task_status){.state = TP_TASK_COMPLETED, .bytes = task->bytes};
     }

@@ -10,12 +10,14 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "env/env.h"
 #include "env/stats.h"
 #include "transport/history.h"
 #include "transport/importer.h"
+#include "transport/steady.h"
 
 #define MESSAGES_A_TURN 32
 #define RENAMES 64 /* at once, and one a second: every name is kept for ever (names.c) */
@@ -146,7 +148,30 @@ static enum tp_link_end refused(const struct tp_link *link, const struct tp_msg_
     return TP_LINK_REFUSED;
 }
 
+/* The store is not to blame, and is connected to again. */
+static enum tp_link_end out_of_memory(void) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    tp_log_once(&said, TP_LOG_WARN,
+                "no memory to attach to a store: its transfers are left to Mooncake, and it is "
+                "tried again");
+    return TP_LINK_SILENT;
+}
+
+/* Map the store's lease page. 0; -EPROTO when it is not what a store sends; or -errno. */
+static int take_lease(struct tp_link *link, int fd) {
+    int error = tp_steady_check(fd, TP_LEASE_BYTES);
+    if (error)
+        return error;
+    void *page = mmap(NULL, TP_LEASE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return -errno;
+    (void)madvise(page, TP_LEASE_BYTES, MADV_DONTFORK);
+    link->peer->lease = page;
+    return 0;
+}
+
 static enum tp_link_end welcomed(struct tp_link *link, const struct tp_msg_welcome *message,
+                                 const int *fds, unsigned fd_count,
                                  const struct tp_link_self *self) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     if (memcmp(message->instance, link->instance, sizeof(link->instance)) != 0)
@@ -160,6 +185,9 @@ static enum tp_link_end welcomed(struct tp_link *link, const struct tp_msg_welco
             message->identity, self->identity);
         return TP_LINK_REFUSED;
     }
+    int error = fd_count == 1 ? take_lease(link, fds[0]) : -EPROTO;
+    if (error)
+        return error == -EPROTO ? TP_LINK_BROKEN : out_of_memory();
     link->netns = message->netns;
     link->state = TP_LINK_OPEN;
     return TP_LINK_LIVES;
@@ -193,15 +221,6 @@ static bool rename_allowed(struct tp_link *link) {
     link->renames -= passed < link->renames ? (unsigned)passed : link->renames;
     link->renamed_s = second;
     return ++link->renames <= RENAMES;
-}
-
-/* The store is not to blame, and is connected to again. */
-static enum tp_link_end out_of_memory(void) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    tp_log_once(&said, TP_LOG_WARN,
-                "no memory to attach to a store: its transfers are left to Mooncake, and it is "
-                "tried again");
-    return TP_LINK_SILENT;
 }
 
 /*
@@ -369,11 +388,9 @@ static enum tp_link_end pieces_came(struct tp_link *link, const struct tp_msg_pi
 
 static enum tp_link_end handle(struct tp_link *link, const struct tp_msg *message, const int *fds,
                                unsigned fd_count, const struct tp_link_self *self) {
-    if (fd_count > 0 && message->type != TP_MSG_PIECES)
-        return TP_LINK_BROKEN;
     if (link->state == TP_LINK_HELLO) {
         if (message->type == TP_MSG_WELCOME)
-            return welcomed(link, &message->body.welcome, self);
+            return welcomed(link, &message->body.welcome, fds, fd_count, self);
         if (message->type == TP_MSG_REFUSED)
             return refused(link, &message->body.refused);
         return TP_LINK_BROKEN;
@@ -587,6 +604,9 @@ bool tp_link_drain(struct tp_link *link, bool *ret_busy) {
     link->peer->retry = false;
     link->peer->retry_wait_s = 0;
     atomic_store(&link->peer->name, NULL);
+    if (link->peer->lease)
+        munmap((void *)link->peer->lease, TP_LEASE_BYTES);
+    link->peer->lease = NULL;
     link->name = NULL;
     link->state = TP_LINK_FREE;
     return true;

@@ -31,7 +31,16 @@ bool tp_peer_self(const struct tp_peer *peer) {
 }
 
 bool tp_peer_alive(const struct tp_peer *peer) {
-    return atomic_load_explicit(&peer->alive, memory_order_acquire);
+    if (!atomic_load_explicit(&peer->alive, memory_order_acquire))
+        return false;
+    uint32_t owner = atomic_load_explicit(&peer->lease->owner, memory_order_acquire);
+    return owner != 0 && !(owner & TP_LEASE_OWNER_DIED);
+}
+
+bool tp_peer_publishes(const struct tp_peer *peer, uint8_t segment) {
+    const struct tp_msg_segment *message = &peer->segments[segment].message;
+    return tp_peer_alive(peer) && atomic_load_explicit(&peer->lease->segments[message->slot],
+                                                       memory_order_acquire) == message->segment_id;
 }
 
 uint64_t tp_peer_epoch(void) {
@@ -47,7 +56,7 @@ struct tp_peer *tp_peer_acquire(uint32_t slot, uint64_t generation) {
     if (atomic_load_explicit(&peer->generation, memory_order_relaxed) != generation)
         return NULL;
     atomic_fetch_add(&peer->refs, 1);
-    if (atomic_load(&peer->generation) == generation && atomic_load(&peer->alive))
+    if (atomic_load(&peer->generation) == generation && tp_peer_alive(peer))
         return peer;
     tp_peer_release(peer);
     return NULL;

@@ -45,9 +45,17 @@ struct tp_peer *tp_peer_at(uint32_t slot);
 /* Is this peer our own process: may `source` be the very memory at `target_offset`? */
 bool tp_peer_self(const struct tp_peer *peer);
 
-/* Is the store still there (its connection open)? Checked before a copy is reported as done. One
- * load. */
+/* Is the store still there: its connection open, and its process alive by its lease page? Two
+ * loads; `peer` must be held. */
 bool tp_peer_alive(const struct tp_peer *peer);
+
+/*
+ * Is the store there, and does it still publish this segment (a number of tp_peer_route)? Looked at
+ * before a copy is planned, and after it has ended, before it is reported as done: a store may take
+ * memory back, and put something new at its addresses, while this process stands still or its
+ * thread is late to read the store's messages. Three loads; `peer` must be held.
+ */
+bool tp_peer_publishes(const struct tp_peer *peer, uint8_t segment);
 
 /* Raised whenever a peer attaches, is renamed or dies: cached negative answers are valid only while
  * it is unchanged. */
@@ -62,12 +70,13 @@ void tp_peer_wake(void);
 enum tp_route { TP_ROUTE_OK, TP_ROUTE_OUT_OF_RANGE, TP_ROUTE_NOT_IMPORTED };
 
 /*
- * Address `offset` .. + `bytes` of the store here, when all of it lies in one published segment and
- * its pieces are mapped. A miss for want of pieces moves them to the front of the import queue, in
- * the order of first use. Lock-free; `peer` must be held.
+ * Address `offset` .. + `bytes` of the store here, when all of it lies in one published segment
+ * (*ret_segment, below TP_WIRE_MAX_SEGMENTS; may be NULL) and its pieces are mapped. A miss for
+ * want of pieces moves them to the front of the import queue, in the order of first use. Lock-free;
+ * `peer` must be held.
  */
 enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t bytes,
-                            void **ret_address);
+                            void **ret_address, uint8_t *ret_segment);
 
 /*
  * May GPU `device` reach these routed bytes now? False sees to it that it soon may; until then such

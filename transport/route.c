@@ -84,7 +84,7 @@ static bool pieces_mapped(struct tp_peer_segment *segment, uint64_t inside, uint
 }
 
 enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t bytes,
-                            void **ret_address) {
+                            void **ret_address, uint8_t *ret_segment) {
     uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
     for (uint32_t i = 0; i < high; i++) {
         struct tp_peer_segment *segment = &peer->segments[i];
@@ -94,10 +94,14 @@ enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t byte
         if (offset < message->base || bytes > message->bytes ||
             offset - message->base > message->bytes - bytes)
             continue;
+        if (!tp_peer_publishes(peer, (uint8_t)i)) /* the message that says so is on its way */
+            continue;
         uint64_t inside = offset - message->base;
         if (!pieces_mapped(segment, inside, bytes))
             return TP_ROUTE_NOT_IMPORTED;
         *ret_address = segment->address + inside;
+        if (ret_segment)
+            *ret_segment = (uint8_t)i;
         return TP_ROUTE_OK;
     }
     return TP_ROUTE_OUT_OF_RANGE;

@@ -7,7 +7,8 @@
  * |---------------------------------|--------------------------------------------------------|
  * | generation                      | last when a peer attaches, first (0) when it is lost   |
  * | alive                           | before the generation; false at once at end of file    |
- * | name, self                      | before the generation                                  |
+ * | name, self, lease               | before the generation; lease is unmapped without       |
+ * |                                 | references                                             |
  * | segments[].state                | LIVE after the entry's other fields; GONE at once when |
  * |                                 | withdrawn; DROPPED without references; EMPTY when      |
  * |                                 | unmapped                                               |
@@ -77,9 +78,10 @@ struct tp_peer {
     bool retry;           /* the peer thread's: something failed, and is tried again at retry_ms */
     uint8_t retry_wait_s; /* the peer thread's: the last wait */
     struct tp_name *_Atomic name;
-    _Atomic uint32_t segment_high;   /* entries beyond it were never used */
-    unsigned jobs;                   /* the peer thread's: with the import threads */
-    _Atomic uint64_t devices_wanted; /* by any thread: GPUs that were asked about, a bit each */
+    const struct tp_lease_page *lease; /* the store's, mapped read-only; what it says is hostile */
+    _Atomic uint32_t segment_high;     /* entries beyond it were never used */
+    unsigned jobs;                     /* the peer thread's: with the import threads */
+    _Atomic uint64_t devices_wanted;   /* by any thread: GPUs that were asked about, a bit each */
     /* The peer thread's own: */
     uint64_t opening; /* GPUs that get access to every piece */
     uint64_t shut;    /* GPUs that the driver refused; none any more at the next retry */

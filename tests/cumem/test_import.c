@@ -109,7 +109,7 @@ static struct tp_peer *the_peer(void) {
 /* Is the whole segment open to this GPU? Each look is a request's. */
 static bool is_open(int device) {
     void *address = NULL;
-    cr_assert_eq(tp_peer_route(the_peer(), store.base, SEGMENT_BYTES, &address), TP_ROUTE_OK);
+    cr_assert_eq(tp_peer_route(the_peer(), store.base, SEGMENT_BYTES, &address, NULL), TP_ROUTE_OK);
     return tp_peer_device_access(the_peer(), device, address, SEGMENT_BYTES);
 }
 
@@ -126,7 +126,7 @@ static unsigned long long access_of(int device, uint64_t offset) {
     struct tp_cu_location location = {TP_CU_LOCATION_DEVICE, device};
     unsigned long long flags = 9;
     void *address = NULL;
-    cr_assert_eq(tp_peer_route(the_peer(), store.base + offset, 1, &address), TP_ROUTE_OK);
+    cr_assert_eq(tp_peer_route(the_peer(), store.base + offset, 1, &address, NULL), TP_ROUTE_OK);
     cr_assert(tp_peer_address_is_cumem(the_peer(), address));
     cr_assert_eq(DOUBLE(int, "cuMemGetAccess",
                         (unsigned long long *, const struct tp_cu_location *, uint64_t))(
@@ -236,7 +236,7 @@ Test(cumem_import, a_gpu_that_is_refused_leaves_the_others_theirs, .timeout = 30
     double_fail("cuMemSetAccess:1=800,cuMemSetAccess:2=800"); /* the 2nd does not see the 1st */
     start_engine();
     cr_assert(reaches(0, 5000));
-    cr_assert_eq(tp_peer_route(the_peer(), store.base, MIB, &address), TP_ROUTE_OK);
+    cr_assert_eq(tp_peer_route(the_peer(), store.base, MIB, &address, NULL), TP_ROUTE_OK);
     cr_assert(tp_peer_device_access(the_peer(), 1, address, MIB));
     cr_assert_not(tp_peer_device_access(the_peer(), 0, address, MIB));
     kill_store();
@@ -399,7 +399,8 @@ static void wait_for_peer(void) {
 
 static char *address_of(uint64_t piece) {
     void *address = NULL;
-    enum tp_route route = tp_peer_route(the_peer(), store.base + piece * 2 * MIB, 1, &address);
+    enum tp_route route =
+        tp_peer_route(the_peer(), store.base + piece * 2 * MIB, 1, &address, NULL);
     cr_assert_eq(route, TP_ROUTE_OK, "piece %u: %d", (unsigned)piece, (int)route);
     return address;
 }

@@ -134,6 +134,8 @@ static void check_accepted(const struct tp_msg *message, unsigned fd_count) {
     require(message->magic == TP_WIRE_MAGIC && message->version == TP_WIRE_VERSION, "a header");
     if (message->type == TP_MSG_PIECES)
         require(fd_count == message->body.pieces.count && fd_count > 0, "an fd a piece");
+    else if (message->type == TP_MSG_WELCOME)
+        require(fd_count <= 1, "the lease page or nothing");
     else
         require(fd_count == (message->type == TP_MSG_PAGE ? 1 : 0), "fds where they belong");
     if (message->type == TP_MSG_NAME)

@@ -140,7 +140,7 @@ def sealed(raw):
     return fd
 
 
-def message(kind, body=b"", magic=MAGIC, version=1):
+def message(kind, body=b"", magic=MAGIC, version=2):
     return (struct.pack("<IHH", magic, version, kind) + body).ljust(MESSAGE_BYTES, b"\0")
 
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,6 @@
 #include <unistd.h>
 
 #include "scratch.h"
-#include "segment/wire.h"
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \
@@ -32,6 +32,8 @@ struct fake {
     uint8_t instance[16];
     int fds[FAKE_PIECES_MAX];
     int listener;
+    int lease_fd;
+    pthread_mutex_t *alive; /* at the start of the lease page */
 };
 
 struct tp_config *fake_config(void) {
@@ -90,6 +92,13 @@ static void say_name_and_segment(const struct fake *fake, int client) {
     }
     if (manner != FAKE_SEGMENT_FIRST)
         say(client, &message, NULL, 0);
+    if (manner == FAKE_TWO_SEGMENTS) {
+        message = (struct tp_msg){.type = TP_MSG_SEGMENT, .body.segment = fake->segment};
+        message.body.segment.segment_id++;
+        message.body.segment.slot++;
+        message.body.segment.base = FAKE_SECOND_BASE;
+        say(client, &message, NULL, 0);
+    }
 }
 
 static void greet(const struct fake *fake, int client) {
@@ -101,7 +110,7 @@ static void greet(const struct fake *fake, int client) {
     CHECK(tp_host_identity(true, message.body.welcome.identity) == 0);
     if (fake->options.manner == FAKE_OTHER_HOST)
         message.body.welcome.identity[0] ^= 1;
-    say(client, &message, NULL, 0);
+    say(client, &message, &fake->lease_fd, fake->options.manner != FAKE_NO_LEASE);
     say_name_and_segment(fake, client);
     if (fake->options.manner == FAKE_UNASKED) {
         message = (struct tp_msg){.type = TP_MSG_PIECES,
@@ -215,6 +224,27 @@ static void make_memory(struct fake *fake, struct fake_store *store) {
     }
 }
 
+/* As segment/lease.c makes it. */
+static void make_lease(struct fake *fake, struct fake_store *store) {
+    enum fake_manner manner = fake->options.manner;
+    pthread_mutexattr_t attributes;
+    fake->lease_fd = memfd_create("lease", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    CHECK(fake->lease_fd >= 0);
+    CHECK(ftruncate(fake->lease_fd, TP_LEASE_BYTES - (manner == FAKE_SHORT_LEASE)) == 0);
+    store->lease =
+        mmap(NULL, TP_LEASE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fake->lease_fd, 0);
+    CHECK(store->lease != MAP_FAILED);
+    if (manner != FAKE_UNSEALED_LEASE)
+        CHECK(fcntl(fake->lease_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    fake->alive = (pthread_mutex_t *)store->lease;
+    CHECK(pthread_mutexattr_init(&attributes) == 0);
+    CHECK(pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST) == 0);
+    CHECK(pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED) == 0);
+    CHECK(pthread_mutex_init(fake->alive, &attributes) == 0);
+    atomic_store(&store->lease->segments[FAKE_SLOT], FAKE_SEGMENT);
+    atomic_store(&store->lease->segments[FAKE_SLOT + 1], FAKE_SEGMENT + 1);
+}
+
 static void make_socket(struct fake *fake, struct fake_store *store, const char *directory) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char name[64] = "s-";
@@ -237,24 +267,28 @@ void fake_start(struct fake_store *store, const struct tp_config *config,
     store->piece_bytes = options->piece_bytes ? options->piece_bytes : store->bytes;
     store->pieces = (uint32_t)((store->bytes + store->piece_bytes - 1) / store->piece_bytes);
     CHECK(store->pieces <= FAKE_PIECES_MAX);
-    fake.segment = (struct tp_msg_segment){.segment_id = 7,
+    fake.segment = (struct tp_msg_segment){.segment_id = FAKE_SEGMENT,
                                            .base = options->base ? options->base : FAKE_BASE,
                                            .bytes = store->bytes,
                                            .page_bytes = 4096,
                                            .piece_bytes = store->piece_bytes,
                                            .piece_count = store->pieces,
                                            .kind = TP_WIRE_MMAP,
-                                           .map_bytes = store->bytes};
+                                           .map_bytes = store->bytes,
+                                           .slot = FAKE_SLOT};
+    make_lease(&fake, store);
     make_memory(&fake, store);
     make_socket(&fake, store, config->engine.socket_dir);
     store->pid = fork();
     CHECK(store->pid >= 0);
     if (store->pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        CHECK(pthread_mutex_lock(fake.alive) == 0);
         serve(&fake);
         _exit(0);
     }
     close(fake.listener);
+    close(fake.lease_fd);
     for (uint32_t i = 0; i < store->pieces; i++)
         close(fake.fds[i]);
 }
@@ -269,5 +303,6 @@ void fake_end(struct fake_store *store) {
     if (store->pid)
         fake_kill(store);
     munmap(store->memory, store->bytes);
+    munmap(store->lease, TP_LEASE_BYTES);
     unlink(store->socket_path);
 }

@@ -11,9 +11,13 @@
 #include <sys/types.h>
 
 #include "env/env.h"
+#include "segment/wire.h"
 
 #define FAKE_BASE UINT64_C(0x700000000000) /* where the store says its segment lies */
 #define FAKE_PIECES_MAX 64
+#define FAKE_SEGMENT 7 /* its id */
+#define FAKE_SLOT 3
+#define FAKE_SECOND_BASE (FAKE_BASE + (UINT64_C(2) << 30)) /* of segment FAKE_SEGMENT + 1 */
 
 enum fake_manner {
     FAKE_GOOD,
@@ -37,6 +41,10 @@ enum fake_manner {
     FAKE_SEGMENT_FIRST,  /* says its name last */
     FAKE_NAMED_ANEW,     /* has another name until its pieces went */
     FAKE_HANGS_UP,       /* ends the first connection once the pieces went */
+    FAKE_TWO_SEGMENTS,   /* the same memory once more, at FAKE_SECOND_BASE */
+    FAKE_NO_LEASE,       /* no lease page with the welcome */
+    FAKE_SHORT_LEASE,    /* a lease page that is none */
+    FAKE_UNSEALED_LEASE, /* one that can be cut off */
 };
 
 struct fake_store {
@@ -44,6 +52,7 @@ struct fake_store {
     uint8_t *memory; /* the test's view of all pieces in a row */
     uint64_t bytes, piece_bytes;
     uint32_t pieces;
+    struct tp_lease_page *lease; /* the store's lease page: the test may withdraw without a word */
     char socket_path[256];
 };
 

@@ -160,7 +160,11 @@ int bench_receive(int fd, struct tp_msg *ret_message, int *ret_fds, unsigned *re
 }
 
 void bench_expect(int fd, uint16_t type, struct tp_msg *ret_message) {
-    int result = bench_receive(fd, ret_message, NULL, NULL, 5000);
+    int fds[TP_WIRE_MAX_FDS];
+    unsigned count = 0;
+    int result = bench_receive(fd, ret_message, fds, &count, 5000);
+    for (unsigned i = 0; i < count; i++)
+        close(fds[i]);
     cr_assert_eq(result, 0, "no message of type %u: %s", type, strerror(-result));
     cr_assert_eq(ret_message->type, type, "message %u instead of %u", ret_message->type, type);
 }

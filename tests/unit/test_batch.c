@@ -280,6 +280,98 @@ Test(batch, a_store_that_dies_fails_its_own_tasks_only) {
     cr_assert_eq(rig_free(0x72), 0);
 }
 
+/* ---- the lease page: no message of the store has been read yet ---- */
+
+enum lease_end { WITHDRAWN, SERVER_ENDED, KILLED };
+
+static void end_lease(enum lease_end how) {
+    if (how == WITHDRAWN)
+        atomic_store(&store.lease->segments[FAKE_SLOT], 0);
+    else
+        atomic_store(&store.lease->owner, how == KILLED ? TP_LEASE_OWNER_DIED : 0);
+}
+
+static void submit_and_end_lease(int opcode, enum lease_end how) {
+    struct rig_request r = rig_make(opcode, buffer, 1, FAKE_BASE, store.bytes);
+    struct tp_submit submit;
+    struct tp_task_status status;
+    cr_assert_eq(rig_begin(engine, 0x90, 1, &r, 1, &submit), TP_PLAN_ALL);
+    end_lease(how);
+    tp_submit_commit(&submit);
+    cr_assert_eq(rig_finish(0x90, NULL), TP_TASK_FAILED);
+    cr_assert_eq(tp_batch_task_status(0x90, 0, &status), TP_ANSWER_LOCAL);
+    cr_assert_eq(status.state, TP_TASK_FAILED);
+    cr_assert_eq(rig_counter(TP_COPY_FAILED), 1);
+    cr_assert_eq(rig_free(0x90), 0);
+    cr_assert_eq(rig_begin(engine, 0x90, 1, &r, 1, &submit), TP_PLAN_NONE);
+    cr_assert_eq(rig_counter(how == WITHDRAWN ? TP_FALLBACK_OUT_OF_RANGE : TP_FALLBACK_PEER_GONE),
+                 1);
+    cr_assert_eq(rig_counter(TP_PEERS_LOST), 0, "the connection is still there");
+}
+
+Test(batch, a_put_into_memory_that_was_taken_back_fails) {
+    submit_and_end_lease(TP_OP_WRITE, WITHDRAWN);
+}
+
+Test(batch, a_get_from_memory_that_was_taken_back_fails) {
+    submit_and_end_lease(TP_OP_READ, WITHDRAWN);
+}
+
+Test(batch, a_put_into_a_dead_stores_memory_fails) {
+    submit_and_end_lease(TP_OP_WRITE, KILLED);
+}
+
+Test(batch, a_get_from_a_store_that_serves_no_more_fails) {
+    submit_and_end_lease(TP_OP_READ, SERVER_ENDED);
+}
+
+Test(batch, a_segment_that_was_taken_back_fails_its_own_tasks_only) {
+    struct fake_store other;
+    fake_start(&other, config,
+               &(struct fake_options){.name = "127.0.0.1:2",
+                                      .base = FAKE_BASE + (1 << 30),
+                                      .manner = FAKE_TWO_SEGMENTS});
+    tp_engine_open(engine, 2, "127.0.0.1:2", 11);
+    cr_assert(rig_wait(engine, 2, FAKE_BASE + (1 << 30), 5000));
+    cr_assert(rig_wait(engine, 2, FAKE_SECOND_BASE, 5000));
+    enum { N = 12, BYTES = 100000 };
+    struct rig_request r[N];
+    for (int i = 0; i < N; i++) {
+        uint64_t base = i % 3 == 0   ? FAKE_BASE
+                        : i % 3 == 1 ? FAKE_BASE + (1 << 30)
+                                     : FAKE_SECOND_BASE;
+        r[i] = rig_make(TP_OP_WRITE, buffer + i * BYTES, i % 3 == 0 ? 1 : 2,
+                        base + (uint64_t)i * BYTES, BYTES);
+    }
+    struct tp_submit submit;
+    struct tp_task_status status;
+    cr_assert_eq(rig_begin(engine, 0x91, N, r, N, &submit), TP_PLAN_ALL);
+    atomic_store(&other.lease->segments[FAKE_SLOT + 1], 0);
+    tp_submit_commit(&submit);
+    cr_assert_eq(rig_finish(0x91, NULL), TP_TASK_FAILED, "Mooncake's rule for the whole batch");
+    for (int i = 0; i < N; i++) {
+        cr_assert_eq(tp_batch_task_status(0x91, (uint64_t)i, &status), TP_ANSWER_LOCAL);
+        cr_expect_eq(status.state, i % 3 == 2 ? TP_TASK_FAILED : TP_TASK_COMPLETED, "task %d", i);
+    }
+    cr_assert_eq(rig_counter(TP_COPY_FAILED), 4);
+    cr_assert_eq(rig_free(0x91), 0);
+    fake_end(&other);
+}
+
+/* The kernel says so before anybody can have waited for the process's end. */
+Test(batch, a_killed_store_is_dead_by_its_lease_page_at_once) {
+    for (int i = 0; i < 20; i++) {
+        struct fake_store victim;
+        fake_start(&victim, config, &(struct fake_options){.name = "127.0.0.1:3"});
+        while (atomic_load(&victim.lease->owner) == 0)
+            usleep(1000);
+        cr_assert_eq(atomic_load(&victim.lease->owner), (uint32_t)victim.pid);
+        fake_kill(&victim);
+        cr_assert(atomic_load(&victim.lease->owner) & TP_LEASE_OWNER_DIED);
+        fake_end(&victim);
+    }
+}
+
 static unsigned views(void) {
     char line[512];
     unsigned count = 0;

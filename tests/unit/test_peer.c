@@ -87,15 +87,15 @@ Test(peer, a_store_that_was_there_first_is_found, .timeout = 30) {
 
 Test(peer, hostile_stores_are_left_alone, .timeout = 60) {
     static const enum fake_manner manners[] = {
-        FAKE_OTHER_HOST, FAKE_OTHER_INSTANCE, FAKE_SMALL_PIECE, FAKE_UNSEALED,
-        FAKE_UNSEALABLE, FAKE_DISK_FILE,      FAKE_UNASKED,     FAKE_BAD_SEGMENT,
-        FAKE_NOISE,      FAKE_EARLY,          FAKE_NO_PIECES};
+        FAKE_OTHER_HOST, FAKE_OTHER_INSTANCE, FAKE_SMALL_PIECE, FAKE_UNSEALED,      FAKE_UNSEALABLE,
+        FAKE_DISK_FILE,  FAKE_UNASKED,        FAKE_BAD_SEGMENT, FAKE_NOISE,         FAKE_EARLY,
+        FAKE_NO_PIECES,  FAKE_NO_LEASE,       FAKE_SHORT_LEASE, FAKE_UNSEALED_LEASE};
     start();
     cr_assert(attaches(FAKE_GOOD, 5000)); /* the directory is open now */
     unsigned fds = open_fds();
     for (unsigned i = 0; i < sizeof(manners) / sizeof(manners[0]); i++)
         cr_expect(!attaches(manners[i], 300), "manner %d", manners[i]);
-    cr_expect_geq(rig_counter(TP_PEERS_REFUSED), 10);
+    cr_expect_geq(rig_counter(TP_PEERS_REFUSED), 13);
     cr_assert(attaches(FAKE_GOOD, 5000), "a good store after them is attached");
     for (uint64_t end = tp_now_ms() + 5000; open_fds() != fds && tp_now_ms() < end;)
         usleep(10000);

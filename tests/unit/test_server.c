@@ -121,6 +121,89 @@ Test(server, status_gets_the_counters_and_the_end) {
     end_store(&store);
 }
 
+/* Attach as engines do. Returns the lease page that came with the welcome, mapped, and its fd. */
+static struct tp_lease_page *attach_for_page(const struct tp_config *config, int *ret_fd,
+                                             int *ret_page) {
+    struct tp_msg message;
+    int fds[TP_WIRE_MAX_FDS];
+    unsigned count = 0;
+    *ret_fd = bench_connect(config, 's');
+    cr_assert_geq(*ret_fd, 0);
+    bench_hello(*ret_fd, TP_PURPOSE_ATTACH, NULL);
+    cr_assert_eq(bench_receive(*ret_fd, &message, fds, &count, 5000), 0);
+    cr_assert_eq(message.type, TP_MSG_WELCOME);
+    cr_assert_eq(count, 1);
+    struct tp_lease_page *page = mmap(NULL, TP_LEASE_BYTES, PROT_READ, MAP_SHARED, fds[0], 0);
+    cr_assert_neq(page, MAP_FAILED);
+    *ret_page = fds[0];
+    bench_expect(*ret_fd, TP_MSG_NAME, &message);
+    return page;
+}
+
+static bool is_thread_of_ours(uint32_t owner) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%u", owner);
+    return access(path, F_OK) == 0;
+}
+
+Test(server, the_lease_page_says_what_is_published_and_who_serves) {
+    struct store store = start_store();
+    struct tp_msg message;
+    int fd;
+    int page_fd;
+    struct tp_lease_page *page = attach_for_page(store.config, &fd, &page_fd);
+    bench_expect(fd, TP_MSG_SEGMENT, &message);
+    uint32_t slot = message.body.segment.slot;
+    uint64_t first = message.body.segment.segment_id;
+    cr_assert_eq(atomic_load(&page->segments[slot]), first);
+    cr_assert(is_thread_of_ours(atomic_load(&page->owner)));
+    cr_assert_eq(tp_segment_withdraw(store.range), 0);
+    cr_assert_eq(atomic_load(&page->segments[slot]), 0, "before it returns");
+    bench_expect(fd, TP_MSG_GONE, &message);
+    cr_assert_eq(tp_segment_publish(store.range, store.config), 0);
+    cr_assert_gt(atomic_load(&page->segments[slot]), first);
+    cr_assert_lt(ftruncate(page_fd, 0), 0);
+    cr_assert_eq(mmap(NULL, TP_LEASE_BYTES, PROT_WRITE, MAP_SHARED, page_fd, 0), MAP_FAILED);
+    close(fd);
+    tp_server_stop();
+    cr_assert_eq(atomic_load(&page->owner), 0);
+    cr_assert_eq(tp_server_start(true, store.config), 0);
+    int again_fd;
+    struct tp_lease_page *again = attach_for_page(store.config, &fd, &again_fd);
+    cr_assert(is_thread_of_ours(atomic_load(&again->owner)));
+    close(fd);
+    close(page_fd);
+    close(again_fd);
+    end_store(&store);
+}
+
+Test(server, a_killed_process_is_dead_by_its_lease_page) {
+    struct tp_config *config = bench_config(MIB);
+    pid_t child = bench_process();
+    if (child == 0) {
+        void *range = bench_allocate(BYTES);
+        bool good = tp_segment_overlay(range, BYTES, false, config) == 0 &&
+                    tp_segment_publish(range, config) == 0;
+        pause();
+        _exit(good ? 0 : 1);
+    }
+    int fd = -ENOENT;
+    int page_fd;
+    for (int i = 0; i < 500 && fd < 0; i++) {
+        usleep(10000);
+        fd = bench_connect(config, 's');
+    }
+    cr_assert_geq(fd, 0);
+    close(fd);
+    struct tp_lease_page *page = attach_for_page(config, &fd, &page_fd);
+    cr_assert_eq(atomic_load(&page->owner) & TP_LEASE_OWNER_DIED, 0);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    cr_assert_neq(atomic_load(&page->owner) & TP_LEASE_OWNER_DIED, 0);
+    close(fd);
+    close(page_fd);
+}
+
 static uint64_t elapsed_ms(const struct timespec *since) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -306,11 +389,12 @@ static int attach_as(const struct tp_config *config, uid_t uid) {
     pid_t child = bench_fork();
     if (child == 0) {
         struct tp_msg message = {.type = 0};
+        int fds[TP_WIRE_MAX_FDS];
         int fd = seteuid(uid) < 0 ? -errno : bench_connect(config, 's');
         if (fd < 0)
             _exit(-fd);
         bench_hello(fd, TP_PURPOSE_ATTACH, NULL);
-        if (bench_receive(fd, &message, NULL, NULL, 5000) < 0)
+        if (bench_receive(fd, &message, fds, NULL, 5000) < 0)
             _exit(99);
         _exit(message.type == TP_MSG_REFUSED &&
                       strstr(message.body.refused.text, "TIDEPOOL_ALLOW_UIDS")
@@ -389,7 +473,7 @@ Test(server, two_hundred_silent_connections_keep_nobody_out) {
     cr_assert_eq(counted(TP_CLIENTS_MISBEHAVED), 200);
     close(fd);
     pause_ms(100);
-    cr_assert(bench_fds_become(fds));
+    cr_assert(bench_fds_become(fds + 1), "the lease page stays");
     end_store(&store);
 }
 

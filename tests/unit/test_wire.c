@@ -101,11 +101,12 @@ Test(wire, messages_arrive_as_sent) {
     cr_assert_eq(tp_wire_send(pair[1], &lost, NULL, 0), -EPIPE);
 }
 
-Test(wire, fds_arrive_with_pieces_and_page_only) {
+Test(wire, fds_arrive_with_pieces_page_and_welcome_only) {
     struct tp_msg pieces = message_of(TP_MSG_PIECES);
     pieces.body.pieces = (struct tp_msg_pieces){1, 0, 16};
     struct tp_msg page = message_of(TP_MSG_PAGE);
     struct tp_msg name = message_of(TP_MSG_NAME);
+    struct tp_msg welcome = message_of(TP_MSG_WELCOME);
     cr_assert_eq(received(&pieces, 512, 16, 16), 0);
     cr_assert_eq(received(&pieces, 512, 15, 16), -EPROTO);
     cr_assert_eq(received(&pieces, 512, 17, 16), -EPROTO);
@@ -115,6 +116,10 @@ Test(wire, fds_arrive_with_pieces_and_page_only) {
     cr_assert_eq(received(&page, 512, 1, 16), 0);
     cr_assert_eq(received(&page, 512, 0, 16), -EPROTO);
     cr_assert_eq(received(&page, 512, 2, 16), -EPROTO);
+    cr_assert_eq(received(&welcome, 512, 0, 16), 0);
+    cr_assert_eq(received(&welcome, 512, 1, 16), 0);
+    cr_assert_eq(received(&welcome, 512, 1, 0), -EPROTO);
+    cr_assert_eq(received(&welcome, 512, 2, 16), -EPROTO);
     cr_assert_eq(received(&name, 512, 1, 16), -EPROTO);
     cr_assert_eq(received(&name, 512, 1, 0), -EPROTO);
 }
@@ -267,6 +272,8 @@ Test(wire, impossible_segments_are_refused) {
     BAD(map_bytes, 0);
     BAD(map_bytes, 5 * MIB + 4096);
     BAD(map_bytes, UINT64_MAX);
+    BAD(slot, TP_WIRE_MAX_SEGMENTS);
+    BAD(pad, 1);
 #undef BAD
 }
 

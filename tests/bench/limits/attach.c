@@ -155,7 +155,8 @@ static bool look(const struct bench *bench, struct tp_peer *peer, const struct s
     ret_memory->part_bytes = sample->part_bytes;
     for (unsigned i = 0; i < BENCH_PARTS; i++) {
         void *address = NULL;
-        if (tp_peer_route(peer, sample->offsets[i], sample->part_bytes, &address) != TP_ROUTE_OK) {
+        if (tp_peer_route(peer, sample->offsets[i], sample->part_bytes, &address, NULL) !=
+            TP_ROUTE_OK) {
             ready = false;
             continue;
         }

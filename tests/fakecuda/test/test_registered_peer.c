@@ -326,7 +326,7 @@ static bool unmapped(const char *address) {
 static char *mapped_address(void) {
     struct tp_peer *peer = tp_peer_at(0);
     void *there = NULL;
-    cr_assert_eq(tp_peer_route(peer, FAKE_BASE, 1, &there), TP_ROUTE_OK);
+    cr_assert_eq(tp_peer_route(peer, FAKE_BASE, 1, &there, NULL), TP_ROUTE_OK);
     return there;
 }
 
