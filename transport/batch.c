@@ -21,6 +21,7 @@
 #include "transport/names.h"
 #include "transport/peer.h"
 #include "transport/ranges.h"
+#include "transport/stall.h"
 
 #define TASK_LIMIT (UINT32_C(1) << 28) /* of a batch: numbers stay far from overflow */
 #define STRIDE_LIMIT 4096
@@ -403,6 +404,7 @@ enum tp_plan tp_submit_begin(struct tp_engine *engine, uint64_t batch_id, size_t
                         .batch = batch,
                         .part = batch->pending,
                         .tasks = batch->tasks + batch->task_count};
+    plan.part->submitted_ms = tp_stall_look();
     enum tp_plan result = plan_submit(&plan, all_or_nothing);
     if (result == TP_PLAN_NONE) {
         /* When this call fills the batch, no later one can follow it whose numbers would depend on
@@ -420,6 +422,10 @@ enum tp_plan tp_submit_begin(struct tp_engine *engine, uint64_t batch_id, size_t
 void tp_submit_commit(struct tp_submit *submit) {
     struct tp_batch *batch = submit->batch;
     struct tp_part *part = batch->pending;
+    /* Host copies of both directions may share a piece of work; Mooncake submits only one at once.
+     */
+    part->job.submitted_ms = part->write_bytes ? part->submitted_ms : 0;
+    part->gpu.submitted_ms = part->submitted_ms;
     /* Before it can be seen: nobody asks about this submit before it has returned, so one lock is
      * enough. */
     bool done = tp_copy_start(&part->job);
@@ -477,8 +483,9 @@ static void find_lost(struct tp_part *part) {
 bool tp_task_failed(const struct tp_task *task) {
     const struct tp_part *part = task->part;
     bool lost = part->lost >> task->peer & 1 && part->segments[task->peer] >> task->segment & 1;
-    return lost || (task->first == TP_TASK_ON_DEVICE &&
-                    tp_device_look(&part->gpu, task->last) == TP_DEVICE_FAILED);
+    if (task->first == TP_TASK_ON_DEVICE)
+        return lost || tp_device_look(&part->gpu, task->last) == TP_DEVICE_FAILED;
+    return lost || tp_copy_range_refused(&part->job, task->first, task->last);
 }
 
 static void count_bytes(struct tp_peer *peer, uint64_t read_bytes, uint64_t write_bytes) {
@@ -544,7 +551,8 @@ bool tp_part_done(const struct tp_part *part) {
 void tp_part_decide(const struct tp_batch *batch, struct tp_part *part) {
     if (part->state != TP_PART_RUNNING || !tp_part_done(part))
         return;
-    bool copied = tp_device_look(&part->gpu, TP_DEVICE_GROUPS) == TP_DEVICE_DONE;
+    bool copied = tp_device_look(&part->gpu, TP_DEVICE_GROUPS) == TP_DEVICE_DONE &&
+                  !tp_copy_refused(&part->job);
     find_lost(part);
     part->state = copied && !part->lost ? TP_PART_COMPLETED : TP_PART_FAILED;
     count_part(batch, part);

@@ -41,7 +41,8 @@ struct tp_task {
 struct tp_part {
     struct tp_part *next;
     /* Decided once, when the end of the copies is first seen. FAILED: some task has failed, those
-     * of segments in `lost` and of failed groups of the GPU's job; the others have completed. */
+     * of segments in `lost`, of failed groups of the GPU's job, and those whose copies were refused
+     * as too late; the others have completed. */
     enum tp_part_state state;
     struct tp_copy_job job;   /* between host memory and host memory */
     struct tp_device_job gpu; /* between a GPU's memory and host memory */
@@ -51,6 +52,7 @@ struct tp_part {
     /* A bit a segment, of each store in `held`: those that the copies need. Of stores in `lost`,
      * once that is decided: those that were not published any more. Others are undefined. */
     uint64_t segments[TP_PEERS];
+    uint64_t submitted_ms; /* tp_stall_look */
     uint64_t read_bytes, write_bytes;
     uint32_t task_count, rest_count; /* of the submit; rest_count of them are Mooncake's */
     unsigned char

@@ -12,6 +12,7 @@
 #include "env/env.h"
 #include "transport/batch.h"
 #include "transport/peer.h"
+#include "transport/stall.h"
 
 /* Help with the part's copies without the lock. The batch cannot be reused meanwhile: `users`
  * counts. */
@@ -19,6 +20,7 @@ static struct tp_shard *help(struct tp_shard *shard, struct tp_batch *batch, str
     uint64_t id = batch->id;
     batch->users++;
     tp_shard_unlock(shard);
+    (void)tp_stall_look();
     if (part->gpu.group_count)
         tp_device_poll(&part->gpu);
     if (!tp_copy_done(&part->job))

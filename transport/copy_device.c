@@ -185,7 +185,9 @@ static bool reserve_wave(struct tp_device_group *group) {
 
 /* Remember that the group has copies in this open wave, under the queue's lock. Room was reserved
  * before. */
-static void join(struct tp_device_group *group, struct tp_wave *wave) {
+static void join(struct tp_device_group *group, struct tp_wave *wave, uint64_t submitted_ms) {
+    if (submitted_ms != 0 && (wave->submitted_ms == 0 || submitted_ms < wave->submitted_ms))
+        wave->submitted_ms = submitted_ms;
     group->waves[group->wave_count++] = wave;
     atomic_fetch_add_explicit(&wave->refs, 1, memory_order_relaxed);
 }
@@ -229,7 +231,7 @@ static void fill(struct tp_wave *wave, struct cursor *cursor) {
 /* Hand over the copies of one method. Without pinned memory for the kernel's waves the copy engines
  * take them. */
 static bool start_method(struct tp_device_group *group, struct tp_gpu *gpu,
-                         enum tp_gpu_method method, uint64_t kernel_max) {
+                         enum tp_gpu_method method, uint64_t kernel_max, uint64_t submitted_ms) {
     struct tp_wave_queue *pair = tp_wave_queues(group->device, group->to_device);
     struct tp_wave_queue *queue = &pair[method];
     struct cursor cursor = {.group = group, .method = method, .kernel_max = kernel_max};
@@ -241,7 +243,7 @@ static bool start_method(struct tp_device_group *group, struct tp_gpu *gpu,
         }
         if (!wave)
             return false;
-        join(group, wave);
+        join(group, wave, submitted_ms);
         fill(wave, &cursor);
         bool send = tp_wave_full(wave);
         if (send)
@@ -253,15 +255,19 @@ static bool start_method(struct tp_device_group *group, struct tp_gpu *gpu,
     return true;
 }
 
-static void start_group(struct tp_device_group *group) {
+static void start_group(struct tp_device_group *group, uint64_t submitted_ms) {
     struct tp_gpu *gpu = tp_gpu_get(group->device);
     /* Read once: a calibration that ends meanwhile must not move copies from one method to the
      * other. */
     uint64_t kernel_max = gpu && group->host_mapped ? tp_gpu_kernel_max(gpu, group->to_device) : 0;
+    if (group->to_device) /* a read */
+        submitted_ms = 0;
+    group->staged.submitted_ms = submitted_ms;
     if (gpu) /* first of all, since it takes longer */
         tp_stage_start(&group->staged, gpu, group->to_device);
     for (int method = 0; method < TP_GPU_METHODS && !group->failed; method++)
-        group->failed = !gpu || !start_method(group, gpu, (enum tp_gpu_method)method, kernel_max);
+        group->failed =
+            !gpu || !start_method(group, gpu, (enum tp_gpu_method)method, kernel_max, submitted_ms);
     if (gpu && group->failed)
         tp_gpu_rest(gpu, "no memory or no event for more copies");
     release_ops(group); /* the waves hold what they need */
@@ -277,7 +283,7 @@ static void start_group(struct tp_device_group *group) {
 
 void tp_device_start(struct tp_device_job *job) {
     for (uint32_t i = 0; i < job->group_count; i++)
-        start_group(&job->groups[i]);
+        start_group(&job->groups[i], job->submitted_ms);
     if (job->hits)
         tp_count(TP_REGISTER_HITS, job->hits);
     if (job->misses)
@@ -347,6 +353,7 @@ void tp_device_reset(struct tp_device_job *job) {
         release_ops(group);
     }
     job->group_count = 0;
+    job->submitted_ms = 0;
     job->hits = 0;
     job->misses = 0;
 }

@@ -50,6 +50,7 @@ struct tp_device_job {
      * this: the driver refuses copies that go on beyond an allocation's end, though another one
      * begins there (seen with 580.159 on an H200: INVALID_VALUE). */
     uintptr_t gpu_start;
+    uint64_t submitted_ms; /* copies from a GPU that start late are refused (stall.h); 0: none is */
     uint32_t hits, misses; /* requests whose host memory is in chunks, all registered or not */
 };
 

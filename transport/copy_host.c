@@ -20,6 +20,7 @@
 
 #include "env/env.h"
 #include "env/stats.h"
+#include "transport/stall.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -48,6 +49,8 @@
  * Documentation/arch/x86/x86_64/5level-paging.rst), and jobs come from malloc. */
 #define PIN_ONE (UINT64_C(1) << 48)
 #define JOB_MASK (PIN_ONE - 1)
+
+enum grain_state { GRAIN_OPEN, GRAIN_COPIED, GRAIN_REFUSED };
 
 enum pool_state { POOL_NEW, POOL_ON, POOL_STOPPED };
 
@@ -80,6 +83,8 @@ void tp_copy_reset(struct tp_copy_job *job) {
     job->grain_count = 0;
     job->grain_fill = 0;
     job->total_bytes = 0;
+    job->submitted_ms = 0;
+    atomic_store_explicit(&job->refused, false, memory_order_relaxed);
     atomic_store_explicit(&job->next, 0, memory_order_relaxed);
     atomic_store_explicit(&job->finished, 0, memory_order_relaxed);
 }
@@ -130,7 +135,7 @@ static int reserve(struct tp_copy_job *job, uint64_t more_ops, uint64_t more_gra
 static void open_grain(struct tp_copy_job *job) {
     uint32_t grain = job->grain_count++;
     job->grains[grain] = (struct tp_copy_grain){job->op_count, job->op_count};
-    atomic_store_explicit(&job->grain_done[grain], 0, memory_order_relaxed);
+    atomic_store_explicit(&job->grain_done[grain], GRAIN_OPEN, memory_order_relaxed);
     job->grain_fill = 0;
 }
 
@@ -195,10 +200,24 @@ bool tp_copy_done(const struct tp_copy_job *job) {
 bool tp_copy_range_done(const struct tp_copy_job *job, uint32_t first, uint32_t last) {
     /* From the end: grains are claimed in order, so an unfinished range shows at its end first. */
     for (uint32_t grain = last + 1; grain-- > first;) {
-        if (!atomic_load_explicit(&job->grain_done[grain], memory_order_acquire))
+        if (atomic_load_explicit(&job->grain_done[grain], memory_order_acquire) != GRAIN_COPIED)
             return false;
     }
     return true;
+}
+
+bool tp_copy_refused(const struct tp_copy_job *job) {
+    return atomic_load_explicit(&job->refused, memory_order_relaxed);
+}
+
+bool tp_copy_range_refused(const struct tp_copy_job *job, uint32_t first, uint32_t last) {
+    if (!tp_copy_refused(job))
+        return false;
+    for (uint32_t grain = first; grain <= last; grain++) {
+        if (atomic_load_explicit(&job->grain_done[grain], memory_order_relaxed) == GRAIN_REFUSED)
+            return true;
+    }
+    return false;
 }
 
 bool tp_copy_idle(const struct tp_copy_job *job) {
@@ -244,6 +263,14 @@ static void retire(struct tp_copy_job *job) {
     advance_head();
 }
 
+/* Before the grain counts as finished: who finds the job done sees it. */
+static void refuse_grain(struct tp_copy_job *job, uint32_t grain) {
+    atomic_store_explicit(&job->grain_done[grain], GRAIN_REFUSED, memory_order_relaxed);
+    atomic_store_explicit(&job->refused, true, memory_order_relaxed);
+    tp_count(TP_LATE_WRITES, 1);
+    atomic_fetch_add_explicit(&job->finished, 1, memory_order_acq_rel);
+}
+
 /*
  * Claim a grain and copy it. The last claim retires the job before it copies, so that the job is
  * idle as soon as it is done. false: all grains are claimed.
@@ -257,12 +284,16 @@ static bool copy_grain(struct tp_copy_job *job) {
         return false;
     if (grain + 1 == count)
         retire(job);
+    if (tp_stall_late(job->submitted_ms)) {
+        refuse_grain(job, grain);
+        return true;
+    }
     for (uint32_t i = job->grains[grain].first; i < job->grains[grain].end; i++)
         tp_copy_bytes(job->ops[i].to, job->ops[i].from, job->ops[i].bytes);
     tp_copy_fence();
     /* In this order: who saw the flags of all grains finds the job done. */
     atomic_fetch_add_explicit(&job->finished, 1, memory_order_acq_rel);
-    atomic_store_explicit(&job->grain_done[grain], 1, memory_order_release);
+    atomic_store_explicit(&job->grain_done[grain], GRAIN_COPIED, memory_order_release);
     return true;
 }
 

@@ -42,7 +42,9 @@ struct tp_copy_grain {
  * |---------------------------|-----------------------------------------------------------------|
  * | arrays, counts, total     | the owner, before tp_copy_start                                 |
  * | slot, queued = 1          | tp_copy_start, before the queue refers to the job               |
- * | next, finished, grain_done| whoever claims and finishes grains                              |
+ * | submitted_ms              | the owner, before tp_copy_start                                 |
+ * | next, finished, refused,  | whoever claims and finishes grains                              |
+ * | grain_done                |                                                                 |
  * | users, queued = 0         | threads that let go of the job; tp_copy_idle waits for both     |
  */
 struct tp_copy_job {
@@ -52,6 +54,8 @@ struct tp_copy_job {
     uint32_t op_count, op_room, grain_count, grain_room;
     size_t grain_fill; /* bytes in the last grain so far */
     uint64_t total_bytes;
+    uint64_t submitted_ms;     /* copies that start late are refused (stall.h); 0: none is */
+    _Atomic bool refused;      /* some grain was */
     uint32_t slot;             /* place in the pool's queue, while queued */
     _Atomic uint32_t next;     /* next grain to claim */
     _Atomic uint32_t finished; /* grains done */
@@ -83,10 +87,14 @@ int tp_copy_add(struct tp_copy_job *job, void *to, const void *from, size_t byte
  */
 bool tp_copy_start(struct tp_copy_job *job);
 
-/* Are all grains done / grains first..last done? Acquire loads: the bytes are visible to this
- * thread when true. */
+/* Are all grains done, copied or refused / grains first..last copied? Acquire loads: the bytes are
+ * visible to this thread when true. */
 bool tp_copy_done(const struct tp_copy_job *job);
 bool tp_copy_range_done(const struct tp_copy_job *job, uint32_t first, uint32_t last);
+
+/* Of a job that is done: was a copy refused as too late / one in grains first..last? */
+bool tp_copy_refused(const struct tp_copy_job *job);
+bool tp_copy_range_refused(const struct tp_copy_job *job, uint32_t first, uint32_t last);
 
 /* May the job be reused: done, and no pool thread will look at it again. Becomes true within
  * nanoseconds of tp_copy_done unless a helper was preempted just there. */

@@ -25,6 +25,7 @@
 #include "transport/link.h"
 #include "transport/names.h"
 #include "transport/peer.h"
+#include "transport/stall.h"
 
 #define RESCAN_MS                                                                                  \
     1000 /* also finds what inotify does not tell: network file systems, a directory made anew */
@@ -374,6 +375,7 @@ static void *run(void *arg) {
         struct epoll_event events[EVENTS];
         int count = epoll_wait(finder.epoll_fd, events, EVENTS, timeout);
         uint64_t now = tp_now_ms();
+        (void)tp_stall_look();
         bool look = now >= finder.next_scan_ms;
         for (int i = 0; i < count; i++) {
             uint32_t tag = events[i].data.u32;

@@ -101,6 +101,7 @@ void tp_stage_reset(struct tp_stage_job *job) {
     job->op_count = 0;
     job->piece_count = 0;
     job->bytes = 0;
+    job->submitted_ms = 0;
     job->stage = NULL;
     atomic_store_explicit(&job->failed, false, memory_order_relaxed);
 }

@@ -21,6 +21,7 @@
 #include "transport/gpu.h"
 #include "transport/stage.h"
 #include "transport/stage_slot.h"
+#include "transport/stall.h"
 
 #define POLL_TICKS 9000u /* about 3 us between queries */
 #define CALL_SLOTS 8u    /* the most that go to the GPU in one call */
@@ -349,6 +350,15 @@ static bool step_poll(struct tp_stage *stage) {
     return found > 0;
 }
 
+/* Does the slot hold some of a write that is not to be carried out any more? */
+static bool is_late(const struct tp_slot *slot) {
+    for (const struct tp_stage_piece *piece = slot->pieces; piece; piece = piece->next) {
+        if (tp_stall_late(piece->job->submitted_ms))
+            return true;
+    }
+    return false;
+}
+
 static bool step_empty(struct tp_stage *stage) {
     if (atomic_load(&stage->landed) == 0)
         return false;
@@ -359,8 +369,12 @@ static bool step_empty(struct tp_stage *stage) {
     pthread_mutex_unlock(&stage->lock);
     if (!slot)
         return false;
-    tp_slot_copy(slot, false);
-    end_slot(stage, slot, true);
+    bool late = is_late(slot);
+    if (late)
+        tp_count(TP_LATE_WRITES, 1);
+    else
+        tp_slot_copy(slot, false);
+    end_slot(stage, slot, !late);
     return true;
 }
 

@@ -36,6 +36,7 @@ struct tp_stage_job {
     struct tp_stage_piece *pieces; /* what a slot takes as a whole */
     uint32_t op_count, op_room, piece_count, piece_room;
     uint64_t bytes;
+    uint64_t submitted_ms;  /* of a write: it does not reach the host's memory late; 0: a read */
     struct tp_stage *stage; /* NULL: not started */
     _Atomic uint32_t left;  /* pieces that have not ended */
     _Atomic bool failed;

@@ -12,6 +12,7 @@
 #include "env/env.h"
 #include "env/stats.h"
 #include "transport/copy_device.h"
+#include "transport/stall.h"
 
 /*
  * A wave is sent when it holds this much: soon when the link is idle, later when it has work, since
@@ -119,6 +120,7 @@ static struct tp_wave *take_wave(struct tp_wave_queue *queue, struct tp_gpu *gpu
     wave->count = 0;
     wave->held_count = 0;
     wave->bytes = 0;
+    wave->submitted_ms = 0;
     atomic_store(&wave->refs, 0);
     atomic_store(&wave->polled, 0);
     atomic_store(&wave->state, TP_WAVE_OPEN);
@@ -142,12 +144,23 @@ static void release_chunks(struct tp_wave *wave) {
     wave->held_count = 0;
 }
 
+/* Instead of sending it. Once the state is stored, the wave is others'. */
+static void refuse(struct tp_wave *wave) {
+    tp_count(TP_LATE_WRITES, wave->count);
+    release_chunks(wave);
+    atomic_store_explicit(&wave->state, TP_WAVE_FAILED, memory_order_release);
+}
+
 /* Once the state is stored, the wave is others'. */
 void tp_wave_send(struct tp_wave *wave) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     struct tp_wave_queue *queue = wave->queue;
     bool to_device = queue->to_device;
     enum tp_gpu_method method = queue->method;
+    if (tp_stall_late(wave->submitted_ms)) {
+        refuse(wave);
+        return;
+    }
     atomic_fetch_add_explicit(&queue->under_way, 1, memory_order_relaxed);
     tp_cu_result result = tp_gpu_send(wave->gpu, &method, to_device, wave->ops, wave->count,
                                       wave->scratch, wave->event);

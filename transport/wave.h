@@ -44,6 +44,7 @@ struct tp_wave {
     tp_cu_event event;
     uint32_t count;
     uint64_t bytes;
+    uint64_t submitted_ms; /* of the oldest write in it; 0: none (stall.h) */
 };
 
 struct tp_wave_queue {

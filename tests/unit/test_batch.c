@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "rig.h"
+#include "transport/copy_host.h"
 
 #define NAME "127.0.0.1:1"
 #define MIB (UINT64_C(1) << 20)
@@ -356,6 +357,55 @@ Test(batch, a_segment_that_was_taken_back_fails_its_own_tasks_only) {
     cr_assert_eq(rig_counter(TP_COPY_FAILED), 4);
     cr_assert_eq(rig_free(0x91), 0);
     fake_end(&other);
+}
+
+/* ---- a process that stood still: the clock jumps while no thread looks at it ---- */
+
+static _Atomic int64_t stood_still_s;
+
+int __real_clock_gettime(clockid_t clock, struct timespec *ret_time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_time) {
+    int result = __real_clock_gettime(clock, ret_time);
+    if (clock == CLOCK_MONOTONIC_COARSE)
+        ret_time->tv_sec += atomic_load(&stood_still_s);
+    return result;
+}
+
+static void submit_and_stand_still(int opcode, uint64_t bytes, enum tp_task_state expected) {
+    struct rig_request r = rig_make(opcode, buffer, 1, FAKE_BASE, bytes);
+    struct tp_submit submit;
+    struct tp_task_status status;
+    cr_assert_eq(rig_begin(engine, 0x92, 1, &r, 1, &submit), TP_PLAN_ALL);
+    atomic_fetch_add(&stood_still_s, 6);
+    tp_submit_commit(&submit);
+    cr_assert_eq(rig_finish(0x92, NULL), expected);
+    cr_assert_eq(tp_batch_task_status(0x92, 0, &status), TP_ANSWER_LOCAL);
+    cr_assert_eq(status.state, expected);
+    cr_assert_eq(rig_free(0x92), 0);
+    bool same = memcmp(buffer, store.memory, bytes) == 0;
+    cr_assert_eq(same, expected == TP_TASK_COMPLETED, "what fails is not copied at all");
+    /* What is submitted afterwards is not affected. */
+    cr_assert_eq(rig_begin(engine, 0x92, 1, &r, 1, &submit), TP_PLAN_ALL);
+    tp_submit_commit(&submit);
+    cr_assert_eq(rig_finish(0x92, NULL), TP_TASK_COMPLETED);
+    cr_assert_eq(rig_free(0x92), 0);
+}
+
+Test(batch, a_write_that_was_submitted_before_the_process_stood_still_fails) {
+    submit_and_stand_still(TP_OP_WRITE, store.bytes, TP_TASK_FAILED);
+    cr_assert_eq(rig_counter(TP_COPY_FAILED), 1);
+    cr_assert_eq(rig_counter(TP_LATE_WRITES), store.bytes / TP_GRAIN_BYTES);
+}
+
+Test(batch, a_small_write_too) {
+    submit_and_stand_still(TP_OP_WRITE, 4096, TP_TASK_FAILED);
+    cr_assert_eq(rig_counter(TP_LATE_WRITES), 1);
+}
+
+Test(batch, a_read_does_not_fail_because_the_process_stood_still) {
+    submit_and_stand_still(TP_OP_READ, store.bytes, TP_TASK_COMPLETED);
+    cr_assert_eq(rig_counter(TP_LATE_WRITES), 0);
 }
 
 /* The kernel says so before anybody can have waited for the process's end. */
