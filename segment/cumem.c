@@ -74,8 +74,7 @@ static int open_driver(const struct tp_cuda **ret_cuda) {
     return 0;
 }
 
-/* One granule, made and given back. */
-static tp_cu_result probe_node(const struct tp_cuda *cuda, int node, uint64_t *ret_granularity) {
+tp_cu_result tp_cumem_probe_node(const struct tp_cuda *cuda, int node, uint64_t *ret_page_bytes) {
     struct tp_cu_allocation_prop prop = prop_of(node);
     tp_cu_handle handle = 0;
     size_t granularity = 0;
@@ -86,7 +85,7 @@ static tp_cu_result probe_node(const struct tp_cuda *cuda, int node, uint64_t *r
     if (result != TP_CUDA_SUCCESS)
         return result;
     (void)cuda->vmm_release(handle);
-    *ret_granularity = granularity;
+    *ret_page_bytes = granularity;
     return TP_CUDA_SUCCESS;
 }
 
@@ -101,7 +100,7 @@ static int probe_nodes(struct build *build) {
     unsigned kept = 0;
     for (unsigned i = 0; i < placement->count; i++) {
         int node = placement->nodes[i];
-        last = probe_node(build->cuda, node, &build->pieces.page_bytes);
+        last = tp_cumem_probe_node(build->cuda, node, &build->pieces.page_bytes);
         if (last == TP_CUDA_SUCCESS)
             placement->nodes[kept++] = node;
         else

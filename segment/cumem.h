@@ -5,9 +5,15 @@
 
 #include <stdint.h>
 
+#include "env/cuda_abi.h"
 #include "segment/pieces.h"
 
 struct tp_config;
+struct tp_cuda;
+
+/* Make one page of such memory on a NUMA node and give it back. cuInit has been called; no context
+ * is made. */
+tp_cu_result tp_cumem_probe_node(const struct tp_cuda *cuda, int node, uint64_t *ret_page_bytes);
 
 /*
  * Make a segment of at least `bytes` at a multiple of `alignment` (a power of two): pieces on the

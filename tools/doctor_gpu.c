@@ -8,6 +8,7 @@
 
 #include "env/cuda.h"
 #include "env/env.h"
+#include "segment/cumem.h"
 #include "tools/tool.h"
 
 #include <numa.h>
@@ -80,26 +81,8 @@ static void check_devices(const struct tp_cuda *cuda, const struct tp_config *co
             lacks ? "this driver may refuse to make the store's memory: CUDA 12.2 or newer" : NULL,
             "CUDA host memory %s; %s", numa ? "on NUMA nodes" : "on NUMA nodes is not supported",
             pageable ? "reads any host memory by itself"
-                     : "host memory of other kinds goes through the driver's staging");
+                     : "host memory of other kinds goes through pinned bounce buffers");
     }
-}
-
-/* A granule of exportable host memory on this node, made and given back. */
-static tp_cu_result probe_node(const struct tp_cuda *cuda, int node) {
-    struct tp_cu_allocation_prop prop = {.type = TP_CU_ALLOCATION_PINNED,
-                                         .handle_types = TP_CU_HANDLE_POSIX_FD,
-                                         .location = {TP_CU_LOCATION_HOST_NUMA, node}};
-    tp_cu_handle handle = 0;
-    size_t granule = 0;
-    tp_cu_result result = cuda->vmm_granularity(&granule, &prop, TP_CU_GRANULARITY_MINIMUM);
-
-    if (result == TP_CUDA_SUCCESS) {
-        result = cuda->vmm_create(&handle, granule, &prop, 0);
-    }
-    if (result == TP_CUDA_SUCCESS) {
-        (void)cuda->vmm_release(handle);
-    }
-    return result;
 }
 
 /* What Mooncake's store service is told to allocate; 0: not said in this environment. */
@@ -113,7 +96,8 @@ static uint64_t store_bytes(void) {
 
 static void check_node(const struct tp_cuda *cuda, int node, uint64_t share,
                        enum finding_level refused, struct findings *findings) {
-    tp_cu_result result = probe_node(cuda, node);
+    uint64_t page = 0;
+    tp_cu_result result = tp_cumem_probe_node(cuda, node, &page);
     long long unused = 0;
     char what[48];
     char free_text[16];

@@ -32,7 +32,7 @@ struct assignment {
     char *value; /* owned */
 };
 struct assignments {
-    struct assignment list[8];
+    struct assignment list[10];
     size_t count;
 };
 
@@ -50,8 +50,10 @@ static void print_help(FILE *out) {
         "\n"
         "  --store DIR       the memory that COMMAND gives to Mooncake can be mapped by engines\n"
         "  --engine DIR      COMMAND uses shared memory for stores found in DIR\n"
-        "  --segment WHERE   with --store: what segments are made of: memfd (default), or a "
-        "directory on hugetlbfs or tmpfs\n"
+        "  --segment WHERE   with --store: what segments are made of: cuda (CUDA host memory), "
+        "memfd, or a directory on\n"
+        "                    hugetlbfs or tmpfs; default: cuda where the driver can make it, else "
+        "memfd\n"
         "  --hugepages       with --store and memfd: on reserved huge pages\n"
         "  --lib PATH        the library, instead of the one that belongs to this tool\n"
         "  --print           do not run; print what would be set, for a shell to read\n"
@@ -264,40 +266,98 @@ static int add_stand_ins(struct assignments *set, const char *library) {
     return result;
 }
 
-static int add_store(struct assignments *set, const struct options *options) {
-    bool memfd = !options->segment || strcmp(options->segment, "memfd") == 0;
-    char *dir = NULL;
-    char *segment = NULL;
+/* What the user has put into the environment; empty is as good as not there. */
+static const char *given(const char *name) {
+    const char *value = getenv(name);
+
+    return value && *value ? value : NULL;
+}
+
+/*
+ * What segments are made of when --segment does not say: *ret_segment is memfd or cuda, or NULL
+ * where the environment says it. One line tells which and why. 0 or -EINVAL with an error printed.
+ */
+static int choose_segment(const struct options *options, const char *library, const char *dir,
+                          const char **ret_segment) {
+    const char *cumem = given("MC_STORE_CUMEM_SOCKET_DIR");
+    const char *shm = given("MC_STORE_SHM_SEGMENT_DIR");
+    char why[PATH_MAX + 128];
+    char resolved[PATH_MAX];
+
+    *ret_segment = options->hugepages ? "memfd" : NULL;
+    if (options->hugepages) {
+        return 0;
+    }
+    if (cumem && (!realpath(cumem, resolved) || strcmp(resolved, dir) != 0)) {
+        tool_error("run",
+                   "--store %s and MC_STORE_CUMEM_SOCKET_DIR=%s name different directories: unset "
+                   "the variable, or name that directory",
+                   dir, cumem);
+        return -EINVAL;
+    }
+    if (cumem || shm) {
+        tool_error("run", "store memory: as %s in the environment says (%s)",
+                   cumem ? "MC_STORE_CUMEM_SOCKET_DIR" : "MC_STORE_SHM_SEGMENT_DIR",
+                   cumem ? "CUDA host memory" : shm);
+        return 0;
+    }
+    bool cuda = tool_choose_cuda(library, why, sizeof(why));
+    *ret_segment = cuda ? "cuda" : "memfd";
+    tool_error("run", "store memory: %s (%s)", cuda ? "CUDA host memory" : "memfd", why);
+    return 0;
+}
+
+static int add_segment(struct assignments *set, const char *segment, const char *dir) {
+    bool cuda = strcmp(segment, "cuda") == 0;
+    char *value = cuda                            ? strdup(dir)
+                  : strcmp(segment, "memfd") == 0 ? strdup("memfd")
+                                                  : absolute_dir(segment, false);
+
+    if (!value) {
+        return -ENOENT;
+    }
+    assign(set, cuda ? "MC_STORE_CUMEM_SOCKET_DIR" : "MC_STORE_SHM_SEGMENT_DIR", value);
+    return 0;
+}
+
+static int add_value(struct assignments *set, const char *name, const char *value) {
+    char *copy = strdup(value);
+
+    if (!copy) {
+        return -ENOMEM;
+    }
+    assign(set, name, copy);
+    return 0;
+}
+
+static int add_store(struct assignments *set, const struct options *options, const char *library) {
+    const char *segment = options->segment;
+    bool folder = segment && strcmp(segment, "memfd") != 0 && strcmp(segment, "cuda") != 0;
     struct stat about;
 
     if (!options->store) {
         return 0;
     }
-    if (!memfd && (stat(options->segment, &about) != 0 || !S_ISDIR(about.st_mode))) {
-        tool_error(
-            "run",
-            "--segment %s: not a directory; expected memfd, or a directory on hugetlbfs or tmpfs",
-            options->segment);
+    if (folder && (stat(segment, &about) != 0 || !S_ISDIR(about.st_mode))) {
+        tool_error("run",
+                   "--segment %s: not a directory; expected cuda, memfd, or a directory on "
+                   "hugetlbfs or tmpfs",
+                   segment);
         return -ENOTDIR;
     }
-    dir = absolute_dir(options->store, !options->print);
+    char *dir = absolute_dir(options->store, !options->print);
     if (!dir) {
         return -ENOENT;
     }
     assign(set, "TIDEPOOL_SOCKET_DIR", dir);
-    segment = memfd ? strdup("memfd") : absolute_dir(options->segment, false);
-    if (!segment) {
-        return -ENOENT;
+    int result = segment ? 0 : choose_segment(options, library, dir, &segment);
+    if (!result && segment) {
+        result = add_segment(set, segment, dir);
     }
-    assign(set, "MC_STORE_SHM_SEGMENT_DIR", segment);
-    if (options->hugepages) {
-        char *value = strdup("1");
-        if (!value) {
-            return -ENOMEM;
-        }
-        assign(set, "TIDEPOOL_HUGEPAGES", value);
+    if (!result && options->hugepages) {
+        result = add_value(set, "TIDEPOOL_HUGEPAGES", "1");
     }
-    return 0;
+    return result;
 }
 
 /* The user's MC_TENT_CONF as an object we may change: {} when there is none. NULL after an error
@@ -345,6 +405,17 @@ static json_t *child_object(json_t *parent, const char *key, const char *path) {
     return child;
 }
 
+/* The copies of one call go out together, unless the user has said otherwise. */
+static int add_batched(struct assignments *set) {
+    static const char *const names[] = {"MC_STORE_BATCHED_GET", "MC_STORE_BATCHED_PUT"};
+    int result = 0;
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names) && !result; i++) {
+        result = getenv(names[i]) ? 0 : add_value(set, names[i], "1");
+    }
+    return result;
+}
+
 static int add_engine(struct assignments *set, const struct options *options) {
     char *dir = NULL;
     char *text = NULL;
@@ -376,7 +447,7 @@ static int add_engine(struct assignments *set, const struct options *options) {
         goto out;
     }
     assign(set, "MC_TENT_CONF", text);
-    result = 0;
+    result = add_batched(set);
 out:
     json_decref(config);
     free(dir);
@@ -444,8 +515,8 @@ int tool_run(int argc, char **argv) {
     }
     status = TOOL_RUN_REFUSED;
     if (check_options(&options) || add_preload(&set, &options, library) ||
-        add_stand_ins(&set, library) || add_store(&set, &options) || add_engine(&set, &options) ||
-        check_result(&set, &options)) {
+        add_stand_ins(&set, library) || add_store(&set, &options, library) ||
+        add_engine(&set, &options) || check_result(&set, &options)) {
         goto out;
     }
     if (options.print) {

@@ -59,6 +59,13 @@ int tool_find_library(char *ret_path, size_t path_bytes, char *ret_looked, size_
  */
 int tool_stand_ins(const char *preload, char **ret_library_path);
 
+/*
+ * Shall a store's memory be CUDA's, as far as this environment and the driver here say? `library`
+ * is what will be preloaded. ret_why: the reason, in words. Takes 30 s at most; what the driver
+ * does for it ends with a child.
+ */
+bool tool_choose_cuda(const char *library, char *ret_why, size_t bytes);
+
 /* ---- text ------------------------------------------------------------------------------------ */
 
 /*

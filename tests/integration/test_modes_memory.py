@@ -316,7 +316,7 @@ def test_the_rust_store_is_refused_in_a_line(newest):
     if newest.stock:
         pytest.skip("Tidepool's line")
     done = subprocess.run(
-        [TOOL, "run", "--store", newest.directory, "--", "true"],
+        [TOOL, "run", "--store", newest.directory, "--segment", "memfd", "--", "true"],
         env={"PATH": "/usr/bin:/bin", "MOONCAKE_STORE_BACKEND": "rs"},
         capture_output=True,
         text=True,

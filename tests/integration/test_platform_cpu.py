@@ -195,7 +195,7 @@ def test_the_pinned_restore_arena_is_said_to_make_one(newest):
 
 def run_prints(directory, *command, **environment):
     done = subprocess.run(
-        [*command, TOOL, "run", "--store", directory, "--print"],
+        [*command, TOOL, "run", "--store", directory, "--segment", "memfd", "--print"],
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
         text=True,

@@ -25,7 +25,10 @@ def shared(tmp_path):
 
 
 def test_a_store_gets_memfd_segments_and_the_directory(shared):
-    seen = environment_of(tidepool("run", "--store", shared, "--", *ENV))
+    # What it chooses where there is a CUDA driver: tests/cumem/test_run.py.
+    result = tidepool("run", "--store", shared, "--", *ENV, CUDA_VISIBLE_DEVICES="")
+    assert result.stderr == "tidepool run: store memory: memfd (CUDA_VISIBLE_DEVICES is empty)\n"
+    seen = environment_of(result)
     assert seen["LD_PRELOAD"] == str(LIBRARY)
     assert seen["TIDEPOOL_SOCKET_DIR"] == str(shared)
     assert seen["MC_STORE_SHM_SEGMENT_DIR"] == "memfd"
@@ -44,6 +47,9 @@ def test_an_engine_gets_the_json(shared):
     seen = environment_of(tidepool("run", "--engine", shared, "--", *ENV))
     assert json.loads(seen["MC_TENT_CONF"]) == {"transports": {"shm": {"enable": True, "socket_dir": str(shared)}}}
     assert "MC_STORE_SHM_SEGMENT_DIR" not in seen
+    assert (seen["MC_STORE_BATCHED_GET"], seen["MC_STORE_BATCHED_PUT"]) == ("1", "1")
+    seen = environment_of(tidepool("run", "--engine", shared, "--", *ENV, MC_STORE_BATCHED_GET="0"))
+    assert (seen["MC_STORE_BATCHED_GET"], seen["MC_STORE_BATCHED_PUT"]) == ("0", "1")
 
 
 def test_both_halves_may_have_different_directories(tmp_path):
@@ -183,7 +189,9 @@ def test_hugepages_go_with_memfd_only(shared):
 
 
 def test_settings_in_the_environment_are_checked_as_the_library_would(shared, tmp_path):
-    both = tidepool("run", "--store", shared, "--", "true", MC_STORE_CUMEM_SOCKET_DIR=str(tmp_path))
+    other = tidepool("run", "--store", shared, "--", "true", MC_STORE_CUMEM_SOCKET_DIR=str(tmp_path))
+    assert other.returncode == 125 and "different directories" in other.stderr
+    both = tidepool("run", "--store", shared, "--segment", "memfd", "--", "true", MC_STORE_CUMEM_SOCKET_DIR=str(tmp_path))
     assert both.returncode == 125
     assert "MC_STORE_CUMEM_SOCKET_DIR" in both.stderr and "MC_STORE_SHM_SEGMENT_DIR" in both.stderr
     wrong = tidepool("run", "--store", shared, "--", "true", MC_STORE_CUMEM_PIECE_BYTES="many")
