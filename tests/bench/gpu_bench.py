@@ -9,6 +9,8 @@ divided. E = max(T_null, bytes / limit) / T: about 1 is the best that this machi
 
 With --segments, further sides: Tidepool with its store on memfd or on files instead of CUDA VMM memory, and the engine
 registering that memory (register_peer_memory), one side for each --engine-conf; compared with Tidepool by rate.
+With --untuned, two more: `default`, both processes started by `tidepool run` with no settings, and `hand`, the store on memfd
+and an engine that is told nothing but the directory. The tidepool side is the tuned one: CUDA VMM memory, batched calls.
 
 It needs nothing but Python and the wheel; torch is used when the wheel's Python has it, else libcuda directly. The
 limit of shapes in host memory is memcpy in several threads.
@@ -557,10 +559,10 @@ class Process:
 
     hurry = False  # nobody is asked to close
 
-    def __init__(self, name, python, environment, folder):
+    def __init__(self, name, python, environment, folder, before=()):
         self.name, self.log = name, os.path.join(folder, name + ".log")
         with open(self.log, "ab") as log:
-            self.popen = subprocess.Popen([python, os.path.abspath(__file__), "--worker"], stdin=subprocess.PIPE,
+            self.popen = subprocess.Popen([*before, python, os.path.abspath(__file__), "--worker"], stdin=subprocess.PIPE,
                                           stdout=subprocess.PIPE, stderr=log, env=environment, preexec_fn=with_parent)
 
     def call(self, do, limit_s=60, **arguments):
@@ -597,13 +599,15 @@ class Process:
 
 
 class Side:
-    """stock, tidepool, null or registered-N: a master, a store, an engine."""
+    """stock, tidepool, null, registered-N, default or hand: a master, a store, an engine."""
 
     def __init__(self, name, options, folder, wheel_folder):
         self.name, self.options = name, options
         self.segments, self.conf = None, {}
         if name.startswith("registered"):
             self.segments, self.conf = options.segments, options.engine_conf[int(name.rpartition("-")[2]) - 1]
+        elif name == "hand":
+            self.segments = "memfd"
         elif options.store_memory != "cumem":
             self.segments = options.store_memory
         self.folder = os.path.join(folder, name)
@@ -625,6 +629,8 @@ class Side:
         if self.name == "stock":
             return made
         made.update(TIDEPOOL_LOG="info")
+        if self.name == "default":
+            return made
         made["LD_PRELOAD"] = os.path.abspath(self.options.null_lib if self.name == "null" and not store else self.options.lib)
         if store and not self.segments:
             made["MC_STORE_CUMEM_SOCKET_DIR"] = self.directory
@@ -635,10 +641,16 @@ class Side:
             key = "socket_dir" if self.segments else "cumem_socket_dir"
             shm = {"enable": True, key: self.directory, **self.conf}
             made["MC_TENT_CONF"] = json.dumps({"transports": {"shm": shm}})
-            made.update(TIDEPOOL_BITS)
+            made.update(TIDEPOOL_BITS if self.name != "hand" else {})
             if self.name == "null":  # what Mooncake's calls take as they are
                 made.update(TIDEPOOL_CALL_THREADS="1")
         return made
+
+    def before(self, half):
+        """The words before a process's command."""
+        if self.name != "default":
+            return []
+        return [self.options.tool, "run", half, self.directory, "--lib", os.path.abspath(self.options.lib), "--"]
 
     def start(self, wheel_folder):
         memory = self.segments or ("cumem" if self.name != "stock" else "its own memory")
@@ -662,13 +674,16 @@ class Side:
                 time.sleep(0.05)
         address = self.master_address = f"127.0.0.1:{port}"
         python = self.options.wheel_python
-        store = Process(f"{self.name}-store", python, self.environment(True), self.folder)
+        store = Process(f"{self.name}-store", python, self.environment(True), self.folder, self.before("--store"))
         self.processes.append(store)
         result = store.call("setup", limit_s=120, master=address, segment_bytes=int(self.options.store_gib * 1024) * MIB,
                             local_bytes=16 * MIB)
         if result != 0:
             raise Failure(f"{store.name}: setup gave {result}\n{store.tail()}")
-        self.engine = Process(f"{self.name}-engine", python, self.environment(False), self.folder)
+        if self.name == "default":
+            with open(store.log, errors="replace") as log:
+                self.segments = next((line.strip() for line in log if "store memory" in line), "tidepool run")
+        self.engine = Process(f"{self.name}-engine", python, self.environment(False), self.folder, self.before("--engine"))
         self.processes.append(self.engine)
         self.hello = self.engine.call("hello", limit_s=120, gpu=not self.options.host)
         result = self.engine.call("setup", limit_s=60, master=address, segment_bytes=0, local_bytes=64 * MIB)
@@ -752,7 +767,7 @@ def state_after_get(name):
 
 def is_ours(name):
     """Does this side copy through shared memory?"""
-    return name == "tidepool" or name.startswith("registered")
+    return name in ("tidepool", "default", "hand") or name.startswith("registered")
 
 
 def measure(shape, sides, options):
@@ -865,6 +880,7 @@ def show(row):
               f"{side.get('null', 0):8.2f} {row['limit'][way]:7.2f} {of['e']:6.2f}   "
               + (f"{row['keys']} keys of {row['blocks']}" if way == "put" else how(row)), flush=True)
     for name, about in row.get("registrar", {}).items():
+        print(f"         {name}:", flush=True)
         show_registered(row["sides"][name], about)
     for name, value in row.get("matmul", {}).items():
         print(f"         matmul {value['tflops_alone']:.0f} TFLOP/s alone, {value['tflops_during']:.0f} during gets of"
@@ -914,6 +930,7 @@ def arguments():
                         " directory on tmpfs or hugetlbfs, or memfd")
     parser.add_argument("--engine-conf", metavar="JSON", action="append", help="with --segments: keys of transports.shm of"
                         " that side's engine, such as '{\"register_max_bytes\": \"256M\"}'; may be given several times: a side each")
+    parser.add_argument("--untuned", action="store_true", help="also Tidepool as `tidepool run` sets it up, and memfd by hand")
     parser.add_argument("--warm", type=int, default=1, help="rounds of each Tidepool side before those that count (default 1)")
     parser.add_argument("--store-gib", type=float, default=4, help="each store's segment (default 4)")
     parser.add_argument("--matmul", action="store_true", help="also gets beside a bf16 matmul loop (shape v32; torch)")
@@ -984,6 +1001,7 @@ def run(options, folder, report):
     names = [name for name in ("stock", "tidepool", "null")
              if not (name == "stock" and options.no_stock) and not (name == "null" and not options.null_lib)]
     names += [f"registered-{number + 1}" for number in range(len(options.engine_conf))]
+    names += ["default", "hand"] if options.untuned else []
     sides, failed = {}, 0
     try:
         for name in names:
