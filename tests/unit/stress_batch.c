@@ -19,13 +19,14 @@ static struct tp_config *config;
 static struct tp_engine *engine;
 static int engine_key;
 static _Atomic bool stop;
+static _Atomic uint64_t base = FAKE_BASE; /* no store has addresses of one before it */
 static _Atomic uint64_t completed, failed, left, wrong;
 
 static bool transfer(uint64_t id, int opcode, unsigned char *mine, uint64_t me, uint64_t bytes) {
     struct rig_request r[8];
     struct tp_submit submit;
     for (unsigned i = 0; i < 8; i++)
-        r[i] = rig_make(opcode, mine + i * bytes, 1, FAKE_BASE + me * SHARE + i * bytes * 2, bytes);
+        r[i] = rig_make(opcode, mine + i * bytes, 1, base + me * SHARE + i * bytes * 2, bytes);
     enum tp_plan plan = rig_begin(engine, id, 8, r, 8, &submit);
     if (plan == TP_PLAN_MIXED)
         tp_submit_abort(&submit); /* the store came or went in the middle */
@@ -81,6 +82,7 @@ int main(int argc, char **argv) {
     /* Not by the clock alone: a machine that stands still for seconds has done nothing in them. */
     for (uint64_t end = tp_now_ms() + seconds * 1000;
          tp_now_ms() < end || rig_counter(TP_PEERS_ATTACHED) < 2 || completed == 0; rounds++) {
+        options.base = base = FAKE_BASE + ((uint64_t)rounds << 30);
         fake_start(&store, config, &options);
         usleep(250000);
         fake_end(&store);
