@@ -35,7 +35,8 @@
 #define STORES 1024    /* entries of the directory that are remembered */
 #define TURNS 512      /* failed entries that give way in one scan when there are more */
 #define EVENTS 32
-#define UNMAP_MS 20 /* of a turn, for dead stores' CUDA memory */
+#define ATTACHING_MS 1000 /* a store that has not said its name by then may never do so */
+#define UNMAP_MS 20       /* of a turn, for dead stores' CUDA memory */
 
 enum store_state { STORE_FREE, STORE_WAITING, STORE_LINKED, STORE_SHUNNED };
 
@@ -70,6 +71,7 @@ static _Atomic bool finder_stop;
 static _Atomic bool kick_pending;
 static _Atomic bool look_pending; /* at the directory */
 static _Atomic int kick_fd = -1;  /* what tp_peer_kick writes to */
+static _Atomic uint64_t attaching_until;
 static void (*_Atomic reaper)(void);
 
 void tp_peer_set_reaper(void (*reap)(void)) {
@@ -80,6 +82,10 @@ static void (*_Atomic looker)(void);
 
 void tp_peer_set_look(void (*look)(void)) {
     atomic_store(&looker, look);
+}
+
+uint64_t tp_peer_attaching_until(void) {
+    return atomic_load_explicit(&attaching_until, memory_order_acquire);
 }
 
 void tp_peer_kick(void) {
@@ -291,6 +297,7 @@ static void store_connect(struct store *store, unsigned index, uint64_t now) {
         store_failed(store, TP_LINK_SILENT, now);
         return;
     }
+    link->first_try = store->failures == 0;
     store->state = STORE_LINKED;
     store->link = index;
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = index};
@@ -337,6 +344,19 @@ static void take_imported(void) {
         tp_link_imported(&finder.links[tp_peer_slot(job.peer)], &job);
 }
 
+/* After what has come was read: a store that has its name by now is found by it. */
+static void note_attaching(void) {
+    uint64_t until = 0;
+    for (unsigned i = 0; i < TP_PEERS; i++) {
+        const struct tp_link *link = &finder.links[i];
+        bool unnamed = (link->state == TP_LINK_HELLO || link->state == TP_LINK_OPEN) && !link->name;
+        uint64_t end = link->deadline_ms - TP_WIRE_HELLO_MS + ATTACHING_MS;
+        if (unnamed && link->first_try && end > until)
+            until = end;
+    }
+    atomic_store_explicit(&attaching_until, until, memory_order_release);
+}
+
 /* All links in turn. Returns how long to sleep at most. */
 static int work(uint64_t now) {
     bool busy = false;
@@ -355,6 +375,7 @@ static int work(uint64_t now) {
             held = true;
     }
     void (*reap)(void) = atomic_load(&reaper);
+    note_attaching();
     if (held && reap)
         reap();
     if (busy)

@@ -39,6 +39,7 @@ struct tp_link {
     uint64_t deadline_ms; /* of TP_LINK_HELLO */
     uint64_t netns;
     struct tp_name *name;
+    bool first_try;     /* of this store: nothing is known against it */
     bool announced;     /* in the log */
     unsigned renames;   /* not paid off yet: one a second is */
     uint64_t renamed_s; /* CLOCK_MONOTONIC */

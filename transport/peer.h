@@ -61,6 +61,12 @@ bool tp_peer_publishes(const struct tp_peer *peer, uint8_t segment);
  * it is unchanged. */
 uint64_t tp_peer_epoch(void);
 
+/*
+ * Until when (CLOCK_MONOTONIC, ms) a request may wait for a store that has answered, and whose name
+ * is not known yet. 0: there is none.
+ */
+uint64_t tp_peer_attaching_until(void);
+
 /* Wake the peer thread to look at the directory now (an unknown name was opened). At most one wake
  * is pending. */
 void tp_peer_kick(void);
@@ -72,7 +78,8 @@ enum tp_route { TP_ROUTE_OK, TP_ROUTE_OUT_OF_RANGE, TP_ROUTE_NOT_IMPORTED };
 /*
  * Address `offset` .. + `bytes` of the store here, when all of it lies in one published segment
  * (*ret_segment, below TP_WIRE_MAX_SEGMENTS; may be NULL) and its pieces are mapped. A miss for
- * want of pieces moves them to the front of the import queue, in the order of first use. Lock-free;
+ * want of pieces moves them to the front of the import queue, in the order of first use. A name
+ * that was first opened a moment ago waits for its pieces, 50 ms at most from then on. No locks;
  * `peer` must be held.
  */
 enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t bytes,
@@ -98,7 +105,8 @@ void tp_peer_count(struct tp_peer *peer, bool write, uint64_t bytes);
 /*
  * The live peer that a segment name stands for, with a reference held, or NULL. Remembers the
  * answer in the name, so that a batch costs two loads. *ret_gone (set only on NULL) says that there
- * was one once.
+ * was one once. A name that was first opened a moment ago waits for stores that are being attached
+ * and could bear it, 50 ms at most from then on. No locks.
  */
 struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone);
 

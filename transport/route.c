@@ -2,7 +2,7 @@
 /*
  * Where is this byte here: from a segment name to the peer that bears it, and from an address in
  * the store to one in this process. No locks, no system calls, except to wake the peer thread after
- * a miss.
+ * a miss, and to wait for a store that is being attached when a name is new.
  *
  * It must not know: batches, sockets.
  */
@@ -14,6 +14,9 @@
 
 #define SAY_AFTER_MS                                                                               \
     3000 /* time for a store that is being attached, before its name is called foreign */
+
+#define ATTACH_MS 50 /* from when a name was first opened: its requests may wait so long in all */
+#define PAUSE_NS 200000
 
 #define SLOT_BITS 6
 _Static_assert(TP_PEERS == 1 << SLOT_BITS, "a slot's number fits the low bits of a name's memory");
@@ -33,7 +36,16 @@ static void say_foreign(struct tp_name *name) {
         name->text);
 }
 
-struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone) {
+static bool is_new(const struct tp_name *name) {
+    uint64_t opened_ms = atomic_load_explicit(&name->opened_ms, memory_order_relaxed);
+    return opened_ms != 0 && tp_now_ms() < opened_ms + ATTACH_MS;
+}
+
+static void pause_a_moment(void) {
+    nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+}
+
+static struct tp_peer *look_up(struct tp_name *name) {
     uint64_t known = atomic_load_explicit(&name->peer, memory_order_relaxed);
     uint32_t slot = known & (TP_PEERS - 1);
     uint64_t generation = known >> SLOT_BITS;
@@ -50,6 +62,21 @@ struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone) {
         }
         atomic_store_explicit(&name->miss_epoch, epoch + 1, memory_order_relaxed);
     }
+    return NULL;
+}
+
+struct tp_peer *tp_route_peer(struct tp_name *name, bool *ret_gone) {
+    for (;;) {
+        /* Asked before the look-up: a store that has got its name meanwhile is found. */
+        uint64_t until = tp_peer_attaching_until();
+        struct tp_peer *peer = look_up(name);
+        if (peer)
+            return peer;
+        if (until == 0 || tp_now_ms() >= until || !is_new(name))
+            break;
+        pause_a_moment();
+    }
+    uint64_t known = atomic_load_explicit(&name->peer, memory_order_relaxed);
     if (known == 0)
         say_foreign(name);
     *ret_gone = known != 0;
@@ -83,8 +110,8 @@ static bool pieces_mapped(struct tp_peer_segment *segment, uint64_t inside, uint
     return mapped;
 }
 
-enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t bytes,
-                            void **ret_address, uint8_t *ret_segment) {
+static enum tp_route route_now(struct tp_peer *peer, uint64_t offset, uint64_t bytes,
+                               void **ret_address, uint8_t *ret_segment) {
     uint32_t high = atomic_load_explicit(&peer->segment_high, memory_order_acquire);
     for (uint32_t i = 0; i < high; i++) {
         struct tp_peer_segment *segment = &peer->segments[i];
@@ -107,6 +134,24 @@ enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t byte
     return TP_ROUTE_OUT_OF_RANGE;
 }
 
+/* May a request wait for what this store is about to tell or to give? */
+static bool waits_for(const struct tp_peer *peer) {
+    const struct tp_name *name = atomic_load_explicit(&peer->name, memory_order_acquire);
+    return name && is_new(name) && tp_peer_alive(peer);
+}
+
+enum tp_route tp_peer_route(struct tp_peer *peer, uint64_t offset, uint64_t bytes,
+                            void **ret_address, uint8_t *ret_segment) {
+    for (;;) {
+        /* Asked before the route: the first segment may come meanwhile. */
+        bool none = atomic_load_explicit(&peer->segment_high, memory_order_acquire) == 0;
+        enum tp_route route = route_now(peer, offset, bytes, ret_address, ret_segment);
+        if (route == TP_ROUTE_OK || (route == TP_ROUTE_OUT_OF_RANGE && !none) || !waits_for(peer))
+            return route;
+        pause_a_moment();
+    }
+}
+
 /* Withdrawn or not: what was routed before stays until its reference is gone. */
 static bool is_there(struct tp_peer_segment *segment) {
     uint32_t state = atomic_load(&segment->state);
@@ -127,9 +172,8 @@ static struct tp_peer_segment *cumem_at(struct tp_peer *peer, const void *addres
     return NULL;
 }
 
-bool tp_peer_device_access(struct tp_peer *peer, int device, const void *address, uint64_t bytes) {
-    if (device < 0 || device >= 64)
-        return false;
+static bool device_access_now(struct tp_peer *peer, int device, const void *address,
+                              uint64_t bytes) {
     struct tp_peer_segment *segment = cumem_at(peer, address);
     uint64_t bit = UINT64_C(1) << device;
     bool open = true;
@@ -145,6 +189,17 @@ bool tp_peer_device_access(struct tp_peer *peer, int device, const void *address
         open = false;
     }
     return open;
+}
+
+bool tp_peer_device_access(struct tp_peer *peer, int device, const void *address, uint64_t bytes) {
+    if (device < 0 || device >= 64)
+        return false;
+    while (!device_access_now(peer, device, address, bytes)) {
+        if (!waits_for(peer))
+            return false;
+        pause_a_moment();
+    }
+    return true;
 }
 
 bool tp_peer_address_is_cumem(struct tp_peer *peer, const void *address) {

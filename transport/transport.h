@@ -8,9 +8,10 @@
  *
  * Every request has one of two ends: it is taken (copied here, its status answered here), or it is
  * the rest (the shim gives it to Mooncake's own function, and a counter says why). Nothing here
- * blocks, but where memory of a store is registered with CUDA (registrar.h): planning a GPU copy
- * may wait for the driver there, no longer than a copy of unregistered memory would keep the
- * thread. No function may be called with a lock held.
+ * blocks, with two exceptions. Where memory of a store is registered with CUDA (registrar.h),
+ * planning a GPU copy may wait for the driver, no longer than a copy of unregistered memory would
+ * keep the thread. In the first 50 ms after a name was first opened, its requests wait for a store
+ * that is being attached. No function may be called with a lock held.
  */
 #ifndef TIDEPOOL_TRANSPORT_H
 #define TIDEPOOL_TRANSPORT_H

@@ -69,6 +69,7 @@ static void start_engine(void) {
     cr_assert_eq(tp_transport_start(config), 0);
     engine = tp_engine_find(&engine_key, true);
     tp_engine_open(engine, 1, NAME, sizeof NAME - 1);
+    usleep(60000); /* until then requests wait for what is missing (route.c) */
 }
 
 static void start(void) {

@@ -103,6 +103,7 @@ static void say_name_and_segment(const struct fake *fake, int client) {
 
 static void greet(const struct fake *fake, int client) {
     struct tp_msg message = {.type = TP_MSG_WELCOME};
+    usleep(fake->options.greet_ms * 1000);
     memcpy(message.body.welcome.instance, fake->instance, 16);
     if (fake->options.manner == FAKE_OTHER_INSTANCE)
         message.body.welcome.instance[0] ^= 1;

@@ -63,6 +63,7 @@ struct fake_options {
     uint64_t base;        /* default FAKE_BASE */
     enum fake_manner manner;
     unsigned gone_ms;   /* FAKE_GONE: that time; default 200 */
+    unsigned greet_ms;  /* how long its answer is waited for; default 0 */
     unsigned pieces_ms; /* how long pieces are waited for; default 0 */
 };
 

@@ -16,6 +16,7 @@
 #include "rig.h"
 #include "transport/history.h"
 #include "transport/link.h"
+#include "transport/peer.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -415,6 +416,77 @@ Test(peer, stores_do_not_use_up_the_addresses_of_this_process) {
     cr_assert(tp_import_ready(tp_peer_at(4), late), "others are gone");
 }
 #endif
+
+/* How long the first request to a name takes that is opened for it, in ms. */
+static uint64_t first_request(uint64_t handle, const char *name, enum tp_plan *ret_plan) {
+    static unsigned char byte;
+    struct rig_request r = rig_make(TP_OP_READ, &byte, handle, FAKE_BASE, 1);
+    struct tp_submit submit;
+    uint64_t start_ms = tp_now_ms();
+    tp_engine_open(engine, handle, name, strlen(name));
+    *ret_plan = rig_begin(engine, 0x2222, 1, &r, 1, &submit);
+    uint64_t took_ms = tp_now_ms() - start_ms;
+    if (*ret_plan != TP_PLAN_NONE)
+        tp_submit_abort(&submit);
+    return took_ms;
+}
+
+static void wait_until_answered(void) {
+    for (uint64_t end = tp_now_ms() + 10000; !tp_peer_attaching_until() && tp_now_ms() < end;)
+        usleep(100);
+    cr_assert_neq(tp_peer_attaching_until(), 0);
+}
+
+/* The bound is 50 ms: on a busy machine some rounds need longer. */
+Test(peer, the_first_request_waits_for_a_store_that_is_being_attached, .timeout = 60) {
+    unsigned local = 0;
+    start();
+    for (unsigned round = 0; round < 60 && local < 10; round++) {
+        struct fake_store store;
+        enum tp_plan plan;
+        char name[32];
+        snprintf(name, sizeof(name), "127.0.0.1:%u", 1000 + round);
+        fake_start(&store, config,
+                   &(struct fake_options){.name = name, .greet_ms = 5, .pieces_ms = 5});
+        wait_until_answered();
+        uint64_t took_ms = first_request(round, name, &plan);
+        cr_assert(plan == TP_PLAN_ALL || took_ms >= 49, "%d after %d ms", plan, (int)took_ms);
+        local += plan == TP_PLAN_ALL;
+        fake_end(&store);
+    }
+    cr_assert_eq(local, 10);
+}
+
+/* The shortest of some: on a busy machine any may take long. */
+Test(peer, requests_wait_for_nobody_who_does_not_come, .timeout = 60) {
+    struct fake_store store;
+    enum tp_plan plan;
+    uint64_t shortest_ms = UINT64_MAX;
+    start();
+    fake_start(&store, config,
+               &(struct fake_options){.name = "127.0.0.1:1", .manner = FAKE_NO_PIECES});
+    for (uint64_t end = tp_now_ms() + 10000;
+         (!rig_counter(TP_PEERS_ATTACHED) || tp_peer_attaching_until()) && tp_now_ms() < end;)
+        usleep(1000);
+    for (unsigned i = 0; i < 20; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "10.0.0.1:%u", 1000 + i);
+        uint64_t took_ms = first_request(100 + i, name, &plan);
+        cr_assert_eq(plan, TP_PLAN_NONE);
+        shortest_ms = took_ms < shortest_ms ? took_ms : shortest_ms;
+    }
+    cr_assert_lt(shortest_ms, 25, "names of other hosts");
+    cr_assert_geq(first_request(1, "127.0.0.1:1", &plan), 49);
+    cr_assert_eq(plan, TP_PLAN_NONE);
+    shortest_ms = UINT64_MAX;
+    for (unsigned i = 0; i < 20; i++) {
+        uint64_t took_ms = first_request(1, "127.0.0.1:1", &plan);
+        cr_assert_eq(plan, TP_PLAN_NONE);
+        shortest_ms = took_ms < shortest_ms ? took_ms : shortest_ms;
+    }
+    cr_assert_lt(shortest_ms, 25, "once a name");
+    fake_end(&store);
+}
 
 Test(peer, two_stores_of_one_name_are_neither, .timeout = 30) {
     struct fake_store one, two;
