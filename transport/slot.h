@@ -85,8 +85,8 @@ struct tp_peer {
     /* The peer thread's own: */
     uint64_t opening; /* GPUs that get access to every piece */
     uint64_t shut;    /* GPUs that the driver refused; none any more at the next retry */
-    uint64_t retry_ms;
     _Alignas(64) _Atomic uint32_t refs;
+    uint64_t retry_ms; /* the peer thread's */
     _Alignas(64) struct tp_peer_segment segments[TP_WIRE_MAX_SEGMENTS];
 };
 
