@@ -14,6 +14,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -298,6 +299,7 @@ Test(files, a_listed_user_cannot_take_the_pages_of_a_memfd) {
     pid_t thief = bench_fork();
     if (thief == 0) {
         result = seteuid(23456) < 0 ? 1 : take_pages(config);
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* seteuid has cleared it (prctl(2)) */
         (void)!write(done[1], &result, sizeof result);
         pause(); /* it keeps what it has taken */
     }
