@@ -215,6 +215,19 @@ int tp_host_resize(int fd, uint64_t bytes);
 uint64_t tp_host_netns(void);
 
 /*
+ * May a process or a file of this uid be trusted: root's, our own, or one that the settings list?
+ * Never one that is ambiguous, whoever runs as it. `config` may be NULL. Any thread.
+ */
+bool tp_host_uid_is_trusted(uid_t uid, const struct tp_config *config);
+
+/*
+ * Does this uid stand for every user that is not mapped in this process's user namespace? The
+ * kernel shows all of them as /proc/sys/kernel/overflowuid, 65534 (user_namespaces(7)). False in a
+ * namespace that maps all uids, as the initial one does.
+ */
+bool tp_host_uid_is_ambiguous(uid_t uid);
+
+/*
  * Check a directory by the safety rules: it exists, is a directory, belongs to root or to this user
  * (or to an allowed uid), and is not writable by others. Opens it O_PATH-free
  * (O_RDONLY|O_DIRECTORY|O_CLOEXEC) and returns the fd, or -errno. With `create`, a missing last

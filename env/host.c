@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -68,14 +69,40 @@ uint64_t tp_host_netns(void) {
     return 0;
 }
 
-static bool owner_allowed(uid_t owner, const struct tp_config *config) {
-    if (owner == 0 || owner == geteuid())
-        return true;
-    for (unsigned i = 0; config && i < config->allow_uid_count && i < TP_MAX_UIDS; i++) {
-        if (config->allow_uids[i] == owner)
-            return true;
+/* Does this process's user namespace know every uid of the machine? (user_namespaces(7)) */
+static bool all_uids_are_mapped(void) {
+    char text[4096];
+    uint64_t mapped = 0;
+
+    if (tp_host_read_text("/proc/self/uid_map", text, sizeof(text)) < 0)
+        return false;
+    for (const char *line = text; line && *line; line = strchr(line, '\n')) {
+        uint64_t count = 0;
+
+        line += *line == '\n';
+        if (sscanf(line, "%*u %*u %" SCNu64, &count) == 1)
+            mapped += count;
     }
-    return false;
+    return mapped >= UINT32_MAX;
+}
+
+bool tp_host_uid_is_ambiguous(uid_t uid) {
+    char text[32];
+    unsigned overflow = 65534;
+
+    if (uid == 0)
+        return false;
+    if (tp_host_read_text("/proc/sys/kernel/overflowuid", text, sizeof(text)) == 0)
+        (void)sscanf(text, "%u", &overflow);
+    return uid == overflow && !all_uids_are_mapped();
+}
+
+bool tp_host_uid_is_trusted(uid_t uid, const struct tp_config *config) {
+    bool known = uid == 0 || uid == geteuid();
+
+    for (unsigned i = 0; config && i < config->allow_uid_count && i < TP_MAX_UIDS; i++)
+        known = known || config->allow_uids[i] == uid;
+    return known && !tp_host_uid_is_ambiguous(uid);
 }
 
 /* The line for an open that failed; the directory's owner and mode where they can be seen. */
@@ -115,7 +142,17 @@ static int check_status(const char *path, const struct stat *status, const struc
                         char *ret_error, size_t error_bytes) {
     unsigned mode = status->st_mode & 07777U;
 
-    if (!owner_allowed(status->st_uid, config)) {
+    if (tp_host_uid_is_ambiguous(status->st_uid)) {
+        tp_text_format(
+            ret_error, error_bytes,
+            "directory " SHOWN_PATH
+            " (mode %04o) belongs to uid %u, which stands for every user that is not mapped in "
+            "this user namespace (our uid is %u); map the owner of the directory, and run as a "
+            "mapped user",
+            SHOW_PATH(path), mode, status->st_uid, geteuid());
+        return -EPERM;
+    }
+    if (!tp_host_uid_is_trusted(status->st_uid, config)) {
         tp_text_format(
             ret_error, error_bytes,
             "directory " SHOWN_PATH

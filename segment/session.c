@@ -41,8 +41,15 @@ static int refuse(struct tp_session *session, enum tp_refusal reason, const char
 static int refuse_uid(struct tp_session *session) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     char text[256];
-    snprintf(text, sizeof text, "uid %u is neither root nor uid %u: add it to TIDEPOOL_ALLOW_UIDS",
-             session->uid, (unsigned)geteuid());
+    if (tp_host_uid_is_ambiguous(session->uid))
+        snprintf(text, sizeof text,
+                 "uid %u stands for every user that is not mapped in this store's user namespace: "
+                 "map the user, or run both as mapped ones",
+                 session->uid);
+    else
+        snprintf(text, sizeof text,
+                 "uid %u is neither root nor uid %u: add it to TIDEPOOL_ALLOW_UIDS", session->uid,
+                 (unsigned)geteuid());
     tp_log_once(&said, TP_LOG_WARN, "refused a process of this host (pid %d): %s", session->pid,
                 text);
     return refuse(session, TP_REFUSED_UID, text);

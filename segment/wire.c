@@ -312,11 +312,5 @@ int tp_wire_check_peer(int socket_fd, const struct tp_config *config, uint32_t *
         *ret_uid = peer.uid;
     if (ret_pid != NULL)
         *ret_pid = peer.pid;
-    if (peer.uid == 0 || peer.uid == geteuid())
-        return 0;
-    for (unsigned i = 0; i < config->allow_uid_count && i < TP_MAX_UIDS; i++) {
-        if (config->allow_uids[i] == peer.uid)
-            return 0;
-    }
-    return -EACCES;
+    return tp_host_uid_is_trusted(peer.uid, config) ? 0 : -EACCES;
 }

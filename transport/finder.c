@@ -266,10 +266,16 @@ static enum tp_link_end check_uid(int fd) {
     int error = tp_wire_check_peer(fd, finder.config, &uid, NULL);
     if (error == -EACCES) {
         tp_count(TP_PEERS_REFUSED, 1);
-        tp_log_once(&said, TP_LOG_WARN,
-                    "a store of uid %u in %s is not used: its uid is neither root nor ours (%u); "
-                    "TIDEPOOL_ALLOW_UIDS=%u allows it",
-                    uid, finder.config->engine.socket_dir, (unsigned)geteuid(), uid);
+        if (tp_host_uid_is_ambiguous(uid))
+            tp_log_once(&said, TP_LOG_WARN,
+                        "a store of uid %u in %s is not used: the uid stands for every user that "
+                        "is not mapped in this user namespace; map the store's user",
+                        uid, finder.config->engine.socket_dir);
+        else
+            tp_log_once(&said, TP_LOG_WARN,
+                        "a store of uid %u in %s is not used: its uid is neither root nor ours "
+                        "(%u); TIDEPOOL_ALLOW_UIDS=%u allows it",
+                        uid, finder.config->engine.socket_dir, (unsigned)geteuid(), uid);
         return TP_LINK_REFUSED;
     }
     return error ? TP_LINK_EOF : TP_LINK_LIVES;

@@ -8,12 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "env/env.h"
 #include "env/host_files.h"
 #include "scratch.h"
+#include "segment/wire.h"
 
 #define GIB (UINT64_C(1) << 30)
 
@@ -366,4 +369,53 @@ Test(host, a_failed_open_leaks_no_fd) {
     int after = dup(0);
     close(after);
     cr_assert_eq(before, after);
+}
+
+/* ---- users ---- */
+
+/* In a namespace that maps nobody: what is trusted there. */
+static int look_from_a_bare_namespace(void) {
+    int pair[2];
+    uint32_t uid = 0;
+    if (unshare(CLONE_NEWUSER) < 0)
+        return 77;
+    if (geteuid() != 65534 || open_dir(root, false) != -EPERM ||
+        !strstr(error, "not mapped in this user namespace"))
+        return 1;
+    config.allow_uid_count = 1;
+    config.allow_uids[0] = 65534;
+    if (open_dir(root, false) != -EPERM)
+        return 2;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) < 0)
+        return 3;
+    return tp_wire_check_peer(pair[0], &config, &uid, NULL) == -EACCES && uid == 65534 ? 0 : 4;
+}
+
+Test(host, a_uid_that_stands_for_all_unmapped_ones_is_not_trusted) {
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(look_from_a_bare_namespace());
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        cr_skip("CONFIG: user namespaces are not allowed here");
+    cr_assert_eq(WEXITSTATUS(status), 0);
+}
+
+Test(host, the_overflow_uid_is_a_user_like_others_where_all_are_mapped) {
+    config.allow_uid_count = 1;
+    config.allow_uids[0] = 65534;
+    cr_assert(tp_host_uid_is_trusted(65534, &config) && tp_host_uid_is_trusted(0, NULL));
+    cr_assert_not(tp_host_uid_is_trusted(65533, &config));
+    put("/proc/self/uid_map", "0 100000 65536\n65536 300000 10\n");
+    put("/proc/sys/kernel/overflowuid", "65534\n");
+    tp_host_root = root;
+    bool trusted = tp_host_uid_is_trusted(65534, &config);
+    put("/proc/self/uid_map",
+        "         0          0       1000\n      1000       1000 4294966295\n");
+    bool mapped = tp_host_uid_is_trusted(65534, &config);
+    tp_host_root = "";
+    cr_assert_not(trusted);
+    cr_assert(mapped);
 }
