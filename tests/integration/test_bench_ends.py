@@ -67,7 +67,7 @@ def test_a_store_without_huge_pages_fails_soon(tmp_path):
     with mounts.huge_pages(40), mounts.mounted("hugetlbfs", "pagesize=2M") as folder:
         Options.segments = folder
         with open(os.path.join(folder, "held"), "w") as held:
-            os.posix_fallocate(held.fileno(), 0, 30 << 21)
+            os.posix_fallocate(held.fileno(), 0, (mounts.number(mounts.FREE) - 10) << 21)
             start = time.monotonic()
             with pytest.raises(gpu_bench.Failure, match="pages of 2 MiB are missing"):
                 gpu_bench.Side("registered-1", Options, str(tmp_path), gpu_bench.wheel_folder(Options.wheel_python))
