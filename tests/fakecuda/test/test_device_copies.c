@@ -2,6 +2,7 @@
 /* Claim: copies between GPU memory and the host bring the right bytes, by every method, and leave
  * the application's contexts alone. */
 #include "device_rig.h"
+#include "stood_still.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -187,6 +188,43 @@ static bool arrived(const struct one_copy *copy, unsigned char value) {
 
 static struct one_copy make_one(void) {
     return (struct one_copy){.gpu = device_memory(100), .host = pinned_memory(100)};
+}
+
+/* A copy that gathers while the process stands still. Returns the first byte where it goes. */
+static unsigned char copy_over_a_stall(bool to_device, enum tp_device_state expected) {
+    uint8_t group;
+    unsigned char got = 0;
+    load_driver("");
+    (void)use_device(0);
+    cr_assert_not_null(wait_gpu(0, 5000));
+    struct one_copy copy = make_one();
+    void *device = (void *)(uintptr_t)copy.gpu;
+    memset(copy.host, 1, 100);
+    copy.job.submitted_ms = tp_stall_look();
+    cr_assert_eq(tp_device_add(&copy.job, 0, to_device, true, to_device ? device : copy.host,
+                               to_device ? copy.host : device, 100, &group),
+                 0);
+    tp_device_defer_begin();
+    tp_device_start(&copy.job);
+    stand_still();
+    tp_device_defer_end();
+    cr_assert_eq(finish(&copy.job), expected);
+    DRIVER(fakecuda_peek)(&got, copy.gpu, 1);
+    got = to_device ? got : copy.host[0];
+    tp_device_reset(&copy.job);
+    tp_device_release(&copy.job);
+    no_violation();
+    return got;
+}
+
+Test(device_copies, a_write_fails_that_the_process_stood_still_before, .timeout = 60) {
+    cr_assert_eq(copy_over_a_stall(false, TP_DEVICE_FAILED), 1, "nothing is copied");
+    cr_assert_eq(counted(TP_LATE_WRITES), 1);
+}
+
+Test(device_copies, a_read_does_not, .timeout = 60) {
+    cr_assert_eq(copy_over_a_stall(true, TP_DEVICE_DONE), 1);
+    cr_assert_eq(counted(TP_LATE_WRITES), 0);
 }
 
 static void *start_plainly(void *arg) {

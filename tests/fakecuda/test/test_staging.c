@@ -6,6 +6,7 @@
  */
 #include "chunks_rig.h"
 #include "refused_threads.h"
+#include "stood_still.h"
 #include "transport/stage_slot.h"
 
 #include <criterion/criterion.h>
@@ -229,7 +230,8 @@ Test(staging, slots_are_under_way_at_once, .timeout = 60) {
     end(mapped);
 }
 
-/* What the calls are given. */
+/* What the calls are given, and does the process stand still during one? */
+static _Atomic bool still_at_call;
 static _Atomic uint32_t sent_calls, ended_calls, most_at_once, most_ops, most_bytes;
 tp_cu_result __real_tp_gpu_send_staged(struct tp_gpu *to, enum tp_gpu_method *method,
                                        bool to_device, const struct tp_copy_op *ops, uint32_t count,
@@ -255,6 +257,8 @@ tp_cu_result __wrap_tp_gpu_send_staged(struct tp_gpu *to, enum tp_gpu_method *me
     raise_to(&most_at_once, atomic_fetch_add(&sent_calls, 1) + 1 - atomic_load(&ended_calls));
     raise_to(&most_ops, count);
     raise_to(&most_bytes, (uint32_t)bytes);
+    if (atomic_exchange(&still_at_call, false))
+        stand_still();
     return __real_tp_gpu_send_staged(to, method, to_device, ops, count, scratch, event);
 }
 
@@ -263,6 +267,33 @@ tp_cu_result __wrap_tp_gpu_query(struct tp_gpu *of, tp_cu_event event) {
     if (result == TP_CUDA_SUCCESS)
         atomic_fetch_add(&ended_calls, 1);
     return result;
+}
+
+/* It is in a slot, and the place in the store's memory may be another object's by now. */
+Test(staging, a_write_fails_that_the_process_stood_still_before, .timeout = 60) {
+    struct tp_device_job job = {0};
+    struct part some = {0, 0, 65536};
+    begin(REGISTER, CHUNK, NONE_REGISTERED);
+    struct mapped *mapped = map_segment(CHUNK, CHUNK, 4096);
+    unsigned char *there = (unsigned char *)mapped->address;
+    unsigned char before[65536];
+    memset(there, 0x5a, sizeof(before));
+    memset(before, 0x5a, sizeof(before));
+    atomic_store(&still_at_call, true);
+    job.submitted_ms = tp_stall_look();
+    submit(&job, mapped, false, &some, 1);
+    cr_assert_eq(finish(&job), TP_DEVICE_FAILED);
+    cr_assert_not(atomic_load(&still_at_call));
+    cr_assert_eq(memcmp(there, before, sizeof(before)), 0, "nothing is copied");
+    cr_assert_eq(counted(TP_LATE_WRITES), 1);
+    tp_device_reset(&job);
+    job.submitted_ms = tp_stall_look();
+    submit(&job, mapped, false, &some, 1);
+    cr_assert_eq(finish(&job), TP_DEVICE_DONE, "what is submitted afterwards is not affected");
+    cr_assert_neq(memcmp(there, before, sizeof(before)), 0);
+    tp_device_reset(&job);
+    tp_device_release(&job);
+    end(mapped);
 }
 
 /* To a GPU that takes its time: slots gather, up to eight a call. Once in five tries, as above. */
