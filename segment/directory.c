@@ -28,7 +28,7 @@
 #include "segment/segment.h"
 #include "segment/wire.h"
 
-#define BACKLOG 64
+#define BACKLOG 4096 /* the kernel makes it net.core.somaxconn if that is less */
 #define LOCK_TRIES 16
 #define ORPHAN_S 10 /* a temporary name lives for microseconds */
 #define SWEEP_MS                                                                                   \

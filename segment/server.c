@@ -6,8 +6,9 @@
  *
  * It never waits for anybody: all sockets are non-blocking, and a client gets a few messages' worth
  * of attention before the next one. The number of clients is bounded; of those that have said
- * nothing yet, the oldest gives way to a new one, so that connections that do nothing cannot keep
- * out an engine that speaks at once.
+ * nothing yet, the oldest of the user that has most of them gives way to a new one, so that
+ * connections that do nothing cannot keep out an engine that speaks at once. Users that may not be
+ * our clients get a few places only, in which they are told so; further ones are closed at once.
  */
 #include "segment/server.h"
 
@@ -32,8 +33,9 @@
 
 #define MAX_ATTACHED 64
 #define MAX_GREETING 16
+#define MAX_UNWELCOME 2 /* of MAX_GREETING */
 #define SESSIONS (MAX_ATTACHED + MAX_GREETING)
-#define ACCEPT_AT_ONCE 16
+#define ACCEPT_AT_ONCE 256 /* before others get their turn */
 #define EVENTS 32
 #define RETRY_MS 20      /* between tries of an answer that has to wait */
 #define TICK_MS 250      /* while somebody has not said HELLO */
@@ -70,7 +72,9 @@ static struct {
 struct loop {
     struct tp_server_facts facts;
     struct tp_session sessions[SESSIONS];
-    bool watched[SESSIONS]; /* EPOLLIN is armed */
+    bool watched[SESSIONS];   /* EPOLLIN is armed */
+    uint64_t order[SESSIONS]; /* `accepted` when it began: many begin within a millisecond */
+    uint64_t accepted;
     uint64_t exhausted_until_ms;
     uint64_t next_look_ms;
     bool announce;
@@ -157,9 +161,20 @@ static void run_session(struct loop *loop, unsigned index, uint32_t events, uint
         watch_session(loop, index, EPOLL_CTL_MOD, !session->waiting);
 }
 
-/* A free slot, or else SESSIONS, and the oldest of as many silent sessions as there may be. */
+static unsigned count_silent(const struct loop *loop, uint32_t uid) {
+    unsigned count = 0;
+    for (unsigned i = 0; i < SESSIONS; i++)
+        count += loop->sessions[i].state == TP_SESSION_GREETING && loop->sessions[i].uid == uid;
+    return count;
+}
+
+/*
+ * A free slot, or else SESSIONS when there are as many silent sessions as there may be. Of these
+ * the oldest one of the user that has most of them.
+ */
 static unsigned look_for_slot(const struct loop *loop, unsigned *ret_oldest) {
     unsigned silent = 0;
+    unsigned most = 0;
     unsigned oldest = SESSIONS;
     unsigned slot = SESSIONS;
     for (unsigned i = 0; i < SESSIONS; i++) {
@@ -167,9 +182,12 @@ static unsigned look_for_slot(const struct loop *loop, unsigned *ret_oldest) {
         if (session->state == TP_SESSION_FREE) {
             slot = i;
         } else if (session->state == TP_SESSION_GREETING) {
+            unsigned held = count_silent(loop, session->uid);
             silent++;
-            if (oldest == SESSIONS || session->since_ms < loop->sessions[oldest].since_ms)
+            if (held > most || (held == most && loop->order[i] < loop->order[oldest])) {
+                most = held;
                 oldest = i;
+            }
         }
     }
     *ret_oldest = oldest;
@@ -177,8 +195,8 @@ static unsigned look_for_slot(const struct loop *loop, unsigned *ret_oldest) {
 }
 
 /*
- * A slot for a new connection; the oldest silent one gives way. It is heard first: when many
- * engines start at once, their greetings have come and nobody has read them.
+ * A slot for a new connection; an old silent one gives way. It is heard first: when many engines
+ * start at once, their greetings have come and nobody has read them.
  */
 static unsigned free_slot(struct loop *loop, uint64_t now) {
     unsigned oldest;
@@ -192,8 +210,25 @@ static unsigned free_slot(struct loop *loop, uint64_t now) {
     return slot;
 }
 
+/* Is this the connection of a user that will be refused, and are enough of those here already? */
+static bool is_one_too_many(const struct loop *loop, int fd) {
+    unsigned count = 0;
+    if (tp_wire_check_peer(fd, loop->facts.config, NULL, NULL) == 0)
+        return false;
+    for (unsigned i = 0; i < SESSIONS; i++)
+        count += loop->sessions[i].unwelcome;
+    return count >= MAX_UNWELCOME;
+}
+
 static void accept_one(struct loop *loop, int fd, uint64_t now) {
+    if (is_one_too_many(loop, fd)) {
+        tp_count(TP_CLIENTS_REFUSED, 1);
+        (void)shutdown(fd, SHUT_RDWR); /* a child forked just now may have the fd */
+        close(fd);
+        return;
+    }
     unsigned index = free_slot(loop, now);
+    loop->order[index] = ++loop->accepted;
     tp_session_begin(&loop->sessions[index], fd, &loop->facts, now);
     watch_session(loop, index, EPOLL_CTL_ADD, true);
 }

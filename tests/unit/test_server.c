@@ -423,6 +423,111 @@ Test(server, other_uids_are_refused) {
     cr_assert(bench_config_free(config));
 }
 
+/* Become another user, or root again. That takes back the signal which ends us with our parent. */
+static void become(uid_t uid) {
+    if (seteuid(uid) < 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+        _exit(99);
+}
+
+static struct tp_config *open_to_others(void) {
+    struct tp_config *config = bench_config(0);
+    config->allow_uid_count = 1;
+    config->allow_uids[0] = 11111;
+    cr_assert_eq(chmod(config->store.socket_dir, 0755), 0);
+    cr_assert_eq(tp_server_start(true, config), 0);
+    return config;
+}
+
+/* Connects as fast as it can and never speaks, with 256 connections at a time. */
+static _Noreturn void flood(const struct tp_config *config) {
+    int held[256];
+    memset(held, -1, sizeof held);
+    for (unsigned i = 0;; i = (i + 1) % 256) {
+        char byte;
+        if (held[i] >= 0 && recv(held[i], &byte, 1, 0) < 0 && errno == EAGAIN)
+            continue; /* the server has not ended it yet */
+        if (held[i] >= 0)
+            close(held[i]);
+        held[i] = bench_connect(config, 's');
+    }
+}
+
+Test(server, a_flood_by_an_unlisted_uid_delays_nobody) {
+    if (geteuid() != 0)
+        cr_skip("CONFIG: needs root");
+    struct tp_config *config = open_to_others();
+    pid_t child = bench_fork();
+    if (child == 0) {
+        become(23456);
+        flood(config);
+    }
+    while (counted(TP_CLIENTS_REFUSED) + counted(TP_CLIENTS_MISBEHAVED) < 1000)
+        pause_ms(1);
+    for (unsigned i = 0; i < 20; i++) {
+        struct timespec start;
+        clock_gettime(CLOCK_MONOTONIC, &start);
+        close(bench_attach(config)); /* at the first attempt */
+        cr_expect_lt(elapsed_ms(&start), 1000);
+    }
+    cr_assert_eq(kill(child, SIGKILL), 0);
+    cr_assert_eq(waitpid(child, NULL, 0), child);
+    tp_server_stop();
+    cr_assert(bench_config_free(config));
+}
+
+/* `count` connections one after another, as a user. */
+static bool connect_as(const struct tp_config *config, uid_t uid, int *ret_fds, unsigned count) {
+    become(uid);
+    for (unsigned i = 0; i < count; i++) {
+        ret_fds[i] = bench_connect(config, 's');
+    }
+    become(0);
+    return ret_fds[count - 1] >= 0;
+}
+
+/* The server does not look before all have connected; ours speak after the others have been sent
+ * away, but for a few that may stay. */
+static int stay_in_a_crowd(pid_t server, const struct tp_config *config, uid_t uid) {
+    enum { OURS = 6, OTHERS = 200 };
+    struct tp_msg hello = {.type = TP_MSG_HELLO, .body.hello.purpose = TP_PURPOSE_ATTACH};
+    int status;
+    cr_assert_eq(tp_host_identity(true, hello.body.hello.identity), 0);
+    pid_t child = bench_fork();
+    if (child == 0) {
+        struct tp_msg message;
+        int ours[OURS];
+        int others[2 * OTHERS];
+        (void)kill(server, SIGSTOP);
+        bool good = connect_as(config, uid, others, OTHERS) && connect_as(config, 0, ours, OURS) &&
+                    connect_as(config, uid, others + OTHERS, OTHERS);
+        (void)kill(server, SIGCONT);
+        if (!good)
+            _exit(96);
+        for (unsigned i = 2; i < 2 * OTHERS - 10; i++) {
+            if (!bench_ended(others[i], 5000))
+                _exit(98);
+        }
+        for (unsigned i = 0; i < OURS; i++) {
+            if (tp_wire_send(ours[i], &hello, NULL, 0) < 0)
+                _exit(97);
+            bench_expect(ours[i], TP_MSG_WELCOME, &message);
+        }
+        _exit(0);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    return WEXITSTATUS(status);
+}
+
+Test(server, a_crowd_of_other_uids_pushes_nobody_out) {
+    if (geteuid() != 0)
+        cr_skip("CONFIG: needs root");
+    struct tp_config *config = open_to_others();
+    cr_assert_eq(stay_in_a_crowd(getpid(), config, 23456), 0);
+    cr_assert_eq(stay_in_a_crowd(getpid(), config, 11111), 0, "a listed user");
+    tp_server_stop();
+    cr_assert(bench_config_free(config));
+}
+
 Test(server, an_engine_alone_shows_its_counters_only) {
     struct tp_config *config = bench_config(0);
     struct tp_msg message;
