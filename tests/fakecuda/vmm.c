@@ -233,15 +233,64 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     return fc_leave(&call);
 }
 
+#define FIRST_ADDRESS 0x302000000UL
+#define ADDRESS_UNIT (32UL << 20)
+#define ADDRESS_STEPS 512
+
+static void *map_at(uintptr_t address, size_t size) {
+    void *got = mmap((void *)address, size, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+
+    if (got != MAP_FAILED && got != (void *)address) { /* Linux before 4.17 has no such flag */
+        munmap(got, size);
+        got = MAP_FAILED;
+    }
+    return got;
+}
+
+static uintptr_t round_to(uintptr_t address, size_t unit) {
+    return (address + unit - 1) / unit * unit;
+}
+
+static void *map_anywhere(size_t size, size_t align) {
+    char *got =
+        mmap(NULL, size + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    size_t skip;
+
+    if (got == MAP_FAILED)
+        return got;
+    skip = round_to((uintptr_t)got, align) - (uintptr_t)got;
+    if (skip)
+        munmap(got, skip);
+    munmap(got + skip + size, align - skip);
+    return got + skip;
+}
+
+/* As driver 580 does: at the hint, rounded up to 32 MiB, or somewhere else where that is taken;
+ * without a hint at the first free one of low addresses, the same in every process. MAP_FAILED:
+ * there is none. */
+static void *find_range(size_t size, size_t align, uintptr_t hint) {
+    uintptr_t at = hint ? round_to(hint, ADDRESS_UNIT) : round_to(FIRST_ADDRESS, align);
+    void *got = map_at(at, size);
+
+    for (unsigned i = 0; !hint && got == MAP_FAILED && i < ADDRESS_STEPS; i++) {
+        at = round_to(at + ADDRESS_UNIT, align);
+        got = map_at(at, size);
+    }
+    return got == MAP_FAILED ? map_anywhere(size, align) : got;
+}
+
 static CUresult reserve(struct fc_call *call, CUdeviceptr *ret, size_t size, size_t alignment,
                         uintptr_t hint) {
     size_t align = alignment > FC_GRANULARITY ? alignment : FC_GRANULARITY;
-    uintptr_t start, at;
     void *got;
 
     if (!size || size % FC_GRANULARITY || (alignment & (alignment - 1)))
         return fc_violate(call, CUDA_ERROR_INVALID_VALUE, "size %zu or alignment %zu is wrong",
                           size, alignment);
+    if (hint % align)
+        return fc_violate(call, CUDA_ERROR_INVALID_VALUE,
+                          "hint 0x%zx is no multiple of the alignment %zu", hint, align);
     if (reservation_count == reservation_room) {
         size_t room = reservation_room ? reservation_room * 2 : 32;
         struct reservation *grown = realloc(reservations, room * sizeof *grown);
@@ -251,20 +300,12 @@ static CUresult reserve(struct fc_call *call, CUdeviceptr *ret, size_t size, siz
         reservations = grown;
         reservation_room = room;
     }
-    if (hint % align)
-        hint = 0;
-    got = mmap((void *)hint, size + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-               -1, 0);
+    got = find_range(size, align, hint);
     if (got == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    start = (uintptr_t)got;
-    at = (start + align - 1) & ~(align - 1);
-    if (at > start)
-        munmap(got, at - start);
-    if (start + align > at)
-        munmap((void *)(at + size), start + align - at);
-    reservations[reservation_count++] = (struct reservation){.address = at, .size = size};
-    *ret = at;
+    reservations[reservation_count++] =
+        (struct reservation){.address = (uintptr_t)got, .size = size};
+    *ret = (uintptr_t)got;
     return CUDA_SUCCESS;
 }
 

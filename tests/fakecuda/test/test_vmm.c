@@ -154,6 +154,25 @@ Test(vmm, cpu_gets_no_device_memory) {
           CUDA_ERROR_INVALID_VALUE, "created without");
 }
 
+/* As seen on an H200 with driver 580. */
+Test(vmm, addresses_are_given_as_wanted) {
+    const CUdeviceptr wanted = 0x5a000000000ULL;
+    CUdeviceptr address = 0, other = 0;
+
+    good(cuInit(0));
+    good(cuMemAddressReserve(&address, SIZE, 0, 0, 0));
+    cr_assert_eq(address, 0x302000000ULL);
+    good(cuMemAddressReserve(&other, SIZE, 0, wanted, 0));
+    cr_assert_eq(other, wanted);
+    good(cuMemAddressReserve(&address, SIZE, 0, wanted, 0));
+    cr_assert_neq(address, wanted, "it is taken");
+    good(cuMemAddressFree(other, SIZE));
+    good(cuMemAddressReserve(&address, SIZE, 0, wanted - 2 * MIB, 0));
+    cr_assert_eq(address, wanted, "rounded up");
+    broke(cuMemAddressReserve(&address, SIZE, 16 * MIB, wanted + 2 * MIB, 0),
+          CUDA_ERROR_INVALID_VALUE, "no multiple of the alignment");
+}
+
 Test(vmm, copy_over_two_mappings) {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
