@@ -5,8 +5,11 @@
  *
  * Facts, measured on driver 580: cuInit is enough for all calls here, no context is needed and none
  * comes to be, so the store does not appear on any GPU; making 1 GiB takes 0.31 s; the granularity
- * is 2 MiB; cuMemAddressReserve does not heed a wanted address, so such memory cannot be laid over
- * memory that exists; a mapping keeps its memory without the handle.
+ * is 2 MiB; a mapping keeps its memory without the handle. cuMemAddressReserve gives 0x302000000
+ * each time to a process that wants no address in particular. A wanted one is kept to where it is
+ * free and a multiple of 32 MiB; another is rounded up to that, one that is no multiple of the
+ * alignment asked for is refused, and in place of one that is taken another is given, so such
+ * memory cannot be laid over memory that exists.
  *
  * It must not know: the table of segments, publishing, the server, who frees it.
  */
@@ -23,9 +26,13 @@
 #include "env/cuda.h"
 #include "env/env.h"
 #include "env/stats.h"
+#include "segment/addresses.h"
 #include "segment/backing.h"
 #include "segment/crew.h"
 #include "segment/placement.h"
+
+#define WANTED_UNIT (UINT64_C(32) << 20) /* wanted addresses are multiples of it */
+#define WANTED_TRIES 4                   /* where the driver gives others */
 
 struct build {
     const struct tp_cuda *cuda;
@@ -146,6 +153,7 @@ static int plan(struct build *build, uint64_t bytes, uint64_t held_fds,
     pieces->piece_bytes = tp_need_piece_bytes(&need, page);
     pieces->node_count = build->placement.count;
     pieces->wire_kind = TP_WIRE_CUMEM;
+    pieces->ours = true;
     snprintf(pieces->detail, sizeof pieces->detail, "CUDA host memory");
     int result = tp_pieces_check(pieces, held_fds, false, config->store.overcommit);
     if (result < 0)
@@ -161,30 +169,73 @@ static int plan(struct build *build, uint64_t bytes, uint64_t held_fds,
     return 0;
 }
 
-/* The driver is asked for the alignment; one that does not keep to it is asked for more room. */
-static int reserve(struct build *build, uint64_t alignment) {
+/* Addresses at a multiple of `alignment`, at `wanted` if it can be (0: anywhere). A driver that
+ * does not keep to the alignment is asked for more room. */
+static tp_cu_result reserve_at(struct build *build, uint64_t alignment, uint64_t wanted) {
     struct tp_pieces *pieces = &build->pieces;
     uint64_t bytes = pieces->bytes;
     tp_cu_deviceptr address = 0;
     int mode = tp_cuda_begin(build->cuda);
-    tp_cu_result result = build->cuda->vmm_reserve(&address, bytes, alignment, 0, 0);
+    tp_cu_result result = build->cuda->vmm_reserve(&address, bytes, alignment, wanted, 0);
+    if (result == TP_CUDA_ERROR_INVALID_VALUE && wanted != 0)
+        result = build->cuda->vmm_reserve(&address, bytes, alignment, 0, 0);
     if (result == TP_CUDA_SUCCESS && address % alignment != 0) {
         (void)build->cuda->vmm_unreserve(address, bytes);
         bytes += alignment;
         result = build->cuda->vmm_reserve(&address, bytes, 0, 0, 0);
     }
     tp_cuda_end(build->cuda, mode);
-    if (result != TP_CUDA_SUCCESS) {
-        tp_log(TP_LOG_ERROR,
-               "no addresses for a segment of %" PRIu64
-               " MiB of CUDA host memory: cuMemAddressReserve: %s (ulimit -v?)",
-               bytes >> 20, tp_cuda_error(result));
-        return -ENOMEM;
+    if (result == TP_CUDA_SUCCESS) {
+        pieces->reserved = address;
+        pieces->reserved_bytes = bytes;
+        pieces->base = (void *)(uintptr_t)((address + alignment - 1) / alignment * alignment);
     }
-    pieces->reserved = address;
-    pieces->reserved_bytes = bytes;
-    pieces->base = (void *)(uintptr_t)((address + alignment - 1) / alignment * alignment);
-    return 0;
+    return result;
+}
+
+static void unreserve(struct build *build) {
+    int mode = tp_cuda_begin(build->cuda);
+    (void)build->cuda->vmm_unreserve(build->pieces.reserved, build->pieces.reserved_bytes);
+    tp_cuda_end(build->cuda, mode);
+    build->pieces.reserved = 0;
+}
+
+/* At drawn addresses; where the driver gives others, such that no earlier store had, if it can be.
+ */
+static tp_cu_result reserve_fresh(struct build *build, uint64_t alignment,
+                                  const struct tp_config *config) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const struct tp_pieces *pieces = &build->pieces;
+    uint64_t unit = alignment > WANTED_UNIT ? alignment : WANTED_UNIT;
+    for (unsigned i = 1;; i++) {
+        uint64_t wanted = 0;
+        (void)tp_addresses_draw(config, pieces->bytes, unit, &wanted);
+        tp_cu_result result = reserve_at(build, alignment, wanted);
+        if (result != TP_CUDA_SUCCESS || (uintptr_t)pieces->base == wanted ||
+            tp_addresses_take(config, pieces->base, pieces->bytes, false))
+            return result;
+        if (i == WANTED_TRIES)
+            break;
+        unreserve(build);
+    }
+    tp_log_once(&said, TP_LOG_WARN,
+                "the CUDA driver gives a segment of %" PRIu64
+                " MiB only addresses that an earlier store had (%p): an engine that has not heard "
+                "yet that it is gone may take what lies there for that store's",
+                pieces->bytes >> 20, pieces->base);
+    (void)tp_addresses_take(config, pieces->base, pieces->bytes, true);
+    return TP_CUDA_SUCCESS;
+}
+
+static int reserve(struct build *build, uint64_t alignment, const struct tp_config *config) {
+    tp_cu_result result = reserve_fresh(build, alignment, config);
+    if (result == TP_CUDA_SUCCESS)
+        return 0;
+    tp_log(TP_LOG_ERROR,
+           "no addresses for a segment of %" PRIu64
+           " MiB of CUDA host memory: cuMemAddressReserve: %s (ulimit -v?)",
+           build->pieces.bytes >> 20, tp_cuda_error(result));
+    return -ENOMEM;
 }
 
 /* ---- pieces
@@ -286,7 +337,8 @@ int tp_cumem_build(uint64_t bytes, uint64_t alignment, uint64_t held_fds,
         result = plan(&build, bytes, held_fds, config);
     if (result == 0)
         result = reserve(&build,
-                         alignment > build.pieces.page_bytes ? alignment : build.pieces.page_bytes);
+                         alignment > build.pieces.page_bytes ? alignment : build.pieces.page_bytes,
+                         config);
     if (result == 0)
         result = make_pieces(&build);
     if (result < 0)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Build the pieces of one segment and lay them over a range that somebody else allocated.
+ * Build the pieces of one segment and lay them over a range, which somebody else allocated or which
+ * was reserved for them.
  *
  * It must not know: the table of segments, publishing, the server.
  */
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "env/env.h"
+#include "segment/addresses.h"
 #include "segment/backing.h"
 #include "segment/hugepages.h"
 #include "segment/placement.h"
@@ -379,10 +381,42 @@ int tp_pieces_build(void *address, size_t bytes, bool keep_contents, struct tp_h
     return result;
 }
 
+int tp_pieces_allocate(size_t bytes, size_t alignment, struct tp_held held,
+                       const struct tp_config *config, struct tp_pieces *ret_pieces) {
+    size_t page = tp_segment_page_bytes(config);
+    size_t unit = page > PMD_BYTES ? page : PMD_BYTES;
+    void *address;
+    if (bytes > SIZE_MAX - page) {
+        tp_log(TP_LOG_ERROR, "a segment of %zu bytes cannot be made", bytes);
+        return -EINVAL;
+    }
+    bytes = (bytes + page - 1) / page * page;
+    int result = tp_addresses_reserve(config, bytes, alignment > unit ? alignment : unit, &address);
+    if (result == -EADDRNOTAVAIL)
+        return result;
+    if (result < 0) {
+        tp_log(TP_LOG_ERROR,
+               "there are no %zu MiB of addresses for a segment (%s): make it smaller, or raise "
+               "what the kernel promises (ulimit -v)",
+               bytes >> 20, strerror(-result));
+        return result;
+    }
+    result = tp_pieces_build(address, bytes, false, held, config, ret_pieces);
+    if (result < 0)
+        (void)munmap(address, bytes);
+    else
+        ret_pieces->ours = true;
+    return result;
+}
+
 int tp_pieces_remove(struct tp_pieces *pieces) {
     int result = 0;
-    if (mmap(pieces->base, pieces->bytes, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+    if (pieces->ours)
+        result = munmap(pieces->base, pieces->bytes);
+    else if (mmap(pieces->base, pieces->bytes, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+        result = -1;
+    if (result < 0)
         result = -errno;
     tp_pieces_forget(pieces);
     return result;

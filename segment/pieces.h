@@ -24,6 +24,8 @@ struct tp_pieces {
     int *fds; /* one a piece; ours */
     unsigned node_count;
     enum tp_wire_kind wire_kind;
+    bool
+        ours; /* the addresses are its own, and go with it; else somebody else's memory lay there */
     uint64_t reserved, reserved_bytes; /* CUDA VMM memory: the reservation in which it lies */
     char detail[64];
 };
@@ -37,14 +39,22 @@ int tp_pieces_build(void *address, size_t bytes, bool keep_contents, struct tp_h
                     const struct tp_config *config, struct tp_pieces *ret_pieces);
 
 /*
+ * The same at addresses of its own, multiples of `alignment` (a power of two), which no segment has
+ * had before (addresses.h): all of the bytes, rounded up to whole pages. -EADDRNOTAVAIL, without a
+ * line, when the system gives no such addresses.
+ */
+int tp_pieces_allocate(size_t bytes, size_t alignment, struct tp_held held,
+                       const struct tp_config *config, struct tp_pieces *ret_pieces);
+
+/*
  * Are there file descriptors and memory for pieces of these `bytes`, `piece_bytes` and
  * `page_bytes`? `pool`: pages of a pool, which was looked at already. `overcommit`: too little
  * memory is only a warning. 0 or -errno with one line logged.
  */
 int tp_pieces_check(const struct tp_pieces *pieces, uint64_t held_fds, bool pool, bool overcommit);
 
-/* Put fresh anonymous memory in place of the pieces and close them. Neither logs nor allocates. 0
- * or -errno. */
+/* Close the pieces and put fresh anonymous memory in their place, or nothing where the addresses
+ * are their own. Neither logs nor allocates. 0 or -errno. */
 int tp_pieces_remove(struct tp_pieces *pieces);
 
 /* Close the pieces only: their addresses are somebody else's already. */

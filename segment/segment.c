@@ -27,6 +27,7 @@
 #include "env/cuda.h"
 #include "env/env.h"
 #include "env/stats.h"
+#include "segment/addresses.h"
 #include "segment/cumem.h"
 #include "segment/lease.h"
 #include "segment/pieces.h"
@@ -223,12 +224,11 @@ static void watch_free(const struct overlay *overlay, bool ours) {
 
 static void enter(struct overlay *overlay, const struct tp_pieces *pieces) {
     pthread_mutex_lock(&table_lock);
-    bool ours = pieces->wire_kind == TP_WIRE_CUMEM;
-    if (ours) {
+    if (pieces->ours) {
         overlay->claimed = (uintptr_t)pieces->base;
         overlay->claimed_bytes = pieces->bytes;
     }
-    watch_free(overlay, ours);
+    watch_free(overlay, pieces->ours);
     overlay->pieces = *pieces;
     overlay->id = ++last_id;
     overlay->state = READY;
@@ -280,6 +280,8 @@ int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
     int result = bytes > UINTPTR_MAX - (uintptr_t)address ? -EINVAL : 0;
     if (result < 0) {
         tp_log(TP_LOG_ERROR, "segment at %p: %zu bytes are no range", address, bytes);
+    } else if (bytes > 0 && !tp_addresses_take(config, address, bytes, false)) {
+        return -EADDRINUSE;
     } else {
         result = claim((uintptr_t)address, bytes, &overlay, &held);
         if (result < 0)
@@ -290,7 +292,7 @@ int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
     return settle(overlay, &pieces, result);
 }
 
-int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *config,
+int tp_segment_allocate(size_t bytes, size_t alignment, bool cumem, const struct tp_config *config,
                         void **ret_address) {
     struct overlay *overlay = NULL;
     struct tp_pieces pieces = {0};
@@ -298,11 +300,17 @@ int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *
     if (tp_inert())
         return -ECHILD;
     pthread_once(&prepared, prepare);
-    int result = claim(0, 0, &overlay, &held); /* the driver chooses where it lies */
+    int result = claim(0, 0, &overlay, &held); /* where it will lie is not known yet */
     if (result < 0)
         say_unclaimed(result, NULL);
-    else
+    else if (cumem)
         result = tp_cumem_build(bytes, alignment, held.fds, config, &pieces);
+    else
+        result = tp_pieces_allocate(bytes, alignment, held, config, &pieces);
+    if (result == -EADDRNOTAVAIL) {
+        unclaim(overlay);
+        return result;
+    }
     result = settle(overlay, &pieces, result);
     if (result == 0)
         *ret_address = pieces.base;
@@ -442,17 +450,18 @@ static bool is_opening(const void *address) {
 }
 
 /*
- * Take the segment that starts at `address` out of the table, if it is of `kind`. The range stays
+ * Take the segment that starts at `address` out of the table, if it is of memory of our own, or an
+ * overlay (`ours`). The range stays
  * claimed: unmapping a large segment takes time, and that is not done under the lock. Whoever comes
  * meanwhile, to free the memory, waits: other memory may be at these addresses right after, and
  * would be mapped over.
  */
-static struct overlay *take_out(const void *address, bool cumem, struct tp_pieces *ret_pieces) {
+static struct overlay *take_out(const void *address, bool ours, struct tp_pieces *ret_pieces) {
     pthread_mutex_lock(&table_lock);
-    while ((!cumem && is_leaving(address)) || is_opening(address))
+    while ((!ours && is_leaving(address)) || is_opening(address))
         pthread_cond_wait(&left, &table_lock);
     struct overlay *overlay = find_ready(address);
-    if (overlay != NULL && (overlay->pieces.wire_kind == TP_WIRE_CUMEM) != cumem)
+    if (overlay != NULL && overlay->pieces.ours != ours)
         overlay = NULL;
     if (overlay != NULL) {
         withdraw(overlay);
@@ -461,9 +470,9 @@ static struct overlay *take_out(const void *address, bool cumem, struct tp_piece
         overlay->state = LEAVING;
         *ret_pieces = overlay->pieces;
         overlay->pieces = (struct tp_pieces){0};
-        /* Before it is unmapped: the driver may call munmap, and that is not the host's. `free` of
-         * an overlay is looked at until the end. */
-        if (cumem)
+        /* Before it is unmapped: the call of munmap for it is not the host's. `free` of an overlay
+         * is looked at until the end. */
+        if (ours)
             atomic_store(&freed[overlay - table].base, 0);
     }
     pthread_mutex_unlock(&table_lock);
@@ -484,15 +493,15 @@ int tp_segment_restore(void *address) {
     return 0;
 }
 
-/* The start of an overlay, not of CUDA memory, that reaches into the range; NULL when there is
- * none. */
+/* The start of an overlay, not of memory of our own, that reaches into the range; NULL when there
+ * is none. */
 static void *find_overlapping(const void *address, size_t bytes) {
     uintptr_t first = (uintptr_t)address;
     void *found = NULL;
     pthread_mutex_lock(&table_lock);
     for (unsigned i = 0; i < TP_WIRE_MAX_SEGMENTS && found == NULL; i++) {
         const struct overlay *overlay = &table[i];
-        if (overlay->state == READY && overlay->pieces.wire_kind != TP_WIRE_CUMEM &&
+        if (overlay->state == READY && !overlay->pieces.ours &&
             first < overlay->claimed + overlay->claimed_bytes && overlay->claimed < first + bytes)
             found = (void *)overlay->claimed;
     }
@@ -540,7 +549,7 @@ bool tp_segment_free(void *address) {
     int error = errno;
     struct overlay *overlay = take_out(address, ours, &pieces);
     if (overlay != NULL) {
-        if (ours)
+        if (pieces.wire_kind == TP_WIRE_CUMEM)
             tp_cumem_remove(&pieces);
         else
             (void)tp_pieces_remove(&pieces);

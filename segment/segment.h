@@ -28,8 +28,8 @@ size_t tp_segment_page_bytes(const struct tp_config *config);
  * Lay shareable memory over [address, address + bytes): MAP_FIXED mappings of memfds or files
  * (config->store.kind), piece by piece, round-robin over the NUMA nodes, populated in parallel
  * before it returns. The mapping's owner stays whoever allocated it: malloc's header lies in the
- * page before and free() still works (UPSTREAM.md). With TP_SEGMENT_CUMEM they are memfds: CUDA
- * memory has addresses of its own.
+ * page before and free() still works (UPSTREAM.md). For memory that exists already; CUDA memory
+ * cannot be laid over it, and with TP_SEGMENT_CUMEM the pieces are memfds.
  *
  * `address` must be aligned to the page size of the backing memory (4 KiB for memfd and tmpfs, the
  * mount's for hugetlbfs), and no page of the range may be shared with anything else; -EINVAL
@@ -38,17 +38,22 @@ size_t tp_segment_page_bytes(const struct tp_config *config);
  * copied into the new memory first; nothing else may write meanwhile.
  *
  * 0 or -errno; on failure the range is as it was, one line was logged that says what failed, with
- * which value and what to do, and TP_SEGMENT_FAILURES was counted.
+ * which value and what to do, and TP_SEGMENT_FAILURES was counted. -EADDRINUSE is neither logged
+ * nor counted: a segment of an earlier store has had some of these addresses (addresses.h), and the
+ * memory must not be published.
  */
 int tp_segment_overlay(void *address, size_t bytes, bool keep_contents,
                        const struct tp_config *config);
 
 /*
- * Make a segment of CUDA VMM host memory (config->store.kind is TP_SEGMENT_CUMEM): it has addresses
- * of its own, so it stands in for the caller's allocation. `alignment` is a power of two. The rest
- * is as above; from then on everything below takes *ret_address like an overlay's.
+ * Make a segment at addresses of its own, which stands in for the caller's allocation: of CUDA VMM
+ * host memory (`cumem`; config->store.kind is TP_SEGMENT_CUMEM), else of what an overlay is made
+ * of. No segment has had these addresses before, in this process or in earlier stores of the
+ * directory. `bytes` are rounded up to whole pages; `alignment` is a power of two. The rest is as
+ * above; from then on everything below takes *ret_address like an overlay's. -EADDRNOTAVAIL,
+ * neither logged nor counted, when the system gives no addresses for host memory.
  */
-int tp_segment_allocate(size_t bytes, size_t alignment, const struct tp_config *config,
+int tp_segment_allocate(size_t bytes, size_t alignment, bool cumem, const struct tp_config *config,
                         void **ret_address);
 
 /*

@@ -125,22 +125,23 @@ static bool arrives(tp_real_free release) {
 }
 
 bool tp_libc_hooks_reached(void) {
-    Dl_info first = {0};
     tp_real_free release = NULL;
     void *symbol = dlsym(RTLD_DEFAULT, "free");
 
     memcpy(&release, &symbol, sizeof(release));
-    if (release && arrives(release)) {
-        return true;
-    }
-    (void)dladdr(symbol, &first);
+    return release && arrives(release);
+}
+
+void tp_libc_say_unreached(void) {
+    Dl_info first = {0};
+
+    (void)dladdr(dlsym(RTLD_DEFAULT, "free"), &first);
     tp_log(
         TP_LOG_ERROR,
         "free() is that of %s, which comes before Tidepool, and would be given segments that are "
         "not its own: name libtidepool.so first in LD_PRELOAD (an allocator linked into the "
         "program cannot be used with MC_STORE_CUMEM_SOCKET_DIR)",
         first.dli_fname ? first.dli_fname : "another library");
-    return false;
 }
 
 const char *tp_libc_taken_by(const char *name) {

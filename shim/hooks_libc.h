@@ -30,9 +30,12 @@ void *tp_libc_next(enum tp_libc_hook hook);
 
 /*
  * Does the host's call of free() come here? False when an allocator is preloaded before this
- * library or linked into the program: one line was logged that says which. May allocate.
+ * library or linked into the program. May allocate.
  */
 bool tp_libc_hooks_reached(void);
+
+/* Log which of them it is, and what to do. */
+void tp_libc_say_unreached(void);
 
 /*
  * The file of the object that comes before this library and defines `name` (a function of

@@ -100,7 +100,7 @@ bool tp_restore_missed(size_t bytes, const struct tp_config *config) {
  */
 static void *allocate_restore(size_t alignment, size_t bytes, const struct tp_config *config) {
     const struct tp_allocator next = {
-        .allocate = allocate_next, .release = release, .in_place = config->store.restore_uring};
+        .allocate = allocate_next, .release = release, .host_memory = config->store.restore_uring};
 
     return config->store.half == TP_HALF_ON ? tp_overlays_allocate(&next, alignment, bytes, config)
                                             : NULL;

@@ -13,6 +13,7 @@
 #include "shim/overlays.h"
 #include "shim/start.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -23,6 +24,12 @@
 #define SEGMENT_ALIGNMENT ((size_t)2 << 20)
 
 #define OWNERS 64
+
+/* How often memory is looked for that no earlier store had. */
+#define PLACES 8
+
+/* Memory of a segment that is not shared, with its line logged. */
+static _Atomic(void *) unshared;
 
 struct owner {
     const void *engine;
@@ -59,6 +66,16 @@ static void log_left_to_mooncake(const void *caller, const void *address, size_t
     }
 }
 
+static void say_addresses(const void *address, size_t bytes) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+
+    tp_log_once(&said, TP_LOG_WARN,
+                "%zu MiB at %p are at addresses that a segment of an earlier store had, for whose "
+                "objects engines may still look there: falls back to Mooncake's transport; name "
+                "libtidepool.so first in LD_PRELOAD, so that it can choose addresses",
+                bytes >> 20, address);
+}
+
 int tp_overlays_prepare(const void *caller, void *address, size_t bytes,
                         const struct tp_config *config) {
     if (config->store.half == TP_HALF_INVALID) {
@@ -67,7 +84,7 @@ int tp_overlays_prepare(const void *caller, void *address, size_t bytes,
     if (tp_restore_refused(address)) {
         return -1; /* with a line, when it was tried */
     }
-    if (!tp_segment_contains(address)) {
+    if (!tp_segment_contains(address) && atomic_load(&unshared) != address) {
         log_left_to_mooncake(caller, address, bytes, config);
     }
     return 0;
@@ -154,47 +171,82 @@ static bool plain_memory(const struct cxx_string *protocol) {
     return is_text(protocol, "tcp") || is_text(protocol, "rdma") || is_text(protocol, "efa");
 }
 
-/* Memory with addresses of its own, in place of Mooncake's allocation. */
-static void *substitute(size_t alignment, size_t bytes, const struct tp_config *config) {
-    void *address = NULL;
+static void log_no_memory(size_t bytes) {
+    tp_log(TP_LOG_ERROR,
+           "there are no %zu MiB of addresses for a segment: make it smaller, or raise what the "
+           "kernel promises (ulimit -v, vm.overcommit_memory=1)",
+           bytes >> 20);
+}
 
-    if (!tp_libc_hooks_reached() || tp_segment_allocate(bytes, alignment, config, &address) != 0) {
+/* `next`'s memory, at which an overlay can be laid that is to be published: memory at addresses
+ * that an earlier store had is held until other memory is found, a few times. */
+static void *overlay_in_place(const struct tp_allocator *next, size_t alignment, size_t bytes,
+                              const struct tp_config *config) {
+    void *tried[PLACES];
+    size_t count = 0;
+    int result = -EADDRINUSE;
+
+    while (result == -EADDRINUSE && count < PLACES) {
+        void *address = next->allocate(next->arg, alignment, bytes);
+        if (!address) {
+            if (count == 0) {
+                log_no_memory(bytes);
+            }
+            break;
+        }
+        tried[count++] = address;
+        tp_segment_forget(address, bytes);
+        result = tp_segment_settle(address, bytes)
+                     ? tp_segment_overlay(address, bytes, false, config)
+                     : -EBUSY;
+    }
+    void *kept = NULL;
+    if (count && (result == 0 || result == -EADDRINUSE)) {
+        kept = tried[--count];
+    }
+    while (count) {
+        next->release(next->arg, tried[--count]);
+    }
+    if (kept && result == -EADDRINUSE) {
+        atomic_store(&unshared, kept);
+        say_addresses(kept, bytes);
+    }
+    return kept;
+}
+
+/* Whole pages, so that none of it is left to Mooncake's transport. */
+static void *allocate_in_place(const struct tp_allocator *next, size_t alignment, size_t bytes,
+                               const struct tp_config *config) {
+    size_t page = tp_segment_page_bytes(config);
+
+    if (bytes > SIZE_MAX - page) {
         return NULL;
     }
-    return address;
+    bytes = (bytes + page - 1) / page * page;
+    return overlay_in_place(next, alignment > page ? alignment : page, bytes, config);
 }
 
 void *tp_overlays_allocate(const struct tp_allocator *next, size_t alignment, size_t bytes,
                            const struct tp_config *config) {
+    bool cumem = config->store.kind == TP_SEGMENT_CUMEM && !next->host_memory;
+    void *address = NULL;
+    int result = -EADDRNOTAVAIL;
+
     /* Before memory is made: a directory that cannot be used is found at once, with a line of its
      * own. */
     if (tp_server_start(true, config) != 0) {
         return NULL;
     }
-    if (config->store.kind == TP_SEGMENT_CUMEM && !next->in_place) {
-        return substitute(alignment, bytes, config);
-    }
-    /* Whole pages, so that none of it is left to Mooncake's transport. */
-    size_t page = tp_segment_page_bytes(config);
-    if (bytes > SIZE_MAX - page) {
+    if (tp_libc_hooks_reached()) {
+        result = tp_segment_allocate(bytes, alignment, cumem, config, &address);
+    } else if (cumem) {
+        tp_libc_say_unreached();
         return NULL;
     }
-    bytes = (bytes + page - 1) / page * page;
-    void *address = next->allocate(next->arg, alignment > page ? alignment : page, bytes);
-    if (!address) {
-        tp_log(
-            TP_LOG_ERROR,
-            "there are no %zu MiB of addresses for a segment: make it smaller, or raise what the "
-            "kernel promises (ulimit -v, vm.overcommit_memory=1)",
-            bytes >> 20);
-        return NULL;
+    if (result == -EADDRNOTAVAIL) {
+        address = allocate_in_place(next, alignment, bytes, config);
     }
-    tp_segment_forget(address, bytes);
-    if (tp_segment_overlay(address, bytes, false, config) == 0) {
-        return address;
-    }
-    next->release(next->arg, address);
-    return NULL;
+    return address;
 }
 
 struct allocation {

@@ -3,11 +3,12 @@
  * Which Mooncake allocation is overlaid with shareable memory, by whom it is registered, and when
  * the overlay ends.
  *
- * Life of an overlay: laid when Mooncake allocates a segment or the buffer of its SSD tier, and
- * never over memory that comes from elsewhere; published when it is registered; withdrawn when it
- * is unregistered, its contents staying, since Mooncake may still serve them over TCP; taken away
- * when Mooncake frees the memory through a function that we see, or when the engine that registered
- * it has been destroyed, which comes before a plain free() of the segments
+ * Life of an overlay: made when Mooncake allocates a segment or the buffer of its SSD tier, at
+ * addresses of its own where it can be, and never over memory that comes from elsewhere; published
+ * when it is registered; withdrawn when it is unregistered, its contents staying, since Mooncake
+ * may still serve them over TCP; taken away when Mooncake frees the memory through a function that
+ * we see, or, if it was laid over Mooncake's own, when the engine that registered it has been
+ * destroyed, which comes before a plain free() of the segments
  * (RealClient::tearDownAll_internal).
  */
 #ifndef TIDEPOOL_OVERLAYS_H
@@ -23,12 +24,13 @@ struct tp_allocator {
     void *(*allocate)(void *arg, size_t alignment, size_t bytes);
     void (*release)(void *arg, void *address);
     void *arg;
-    bool in_place; /* never CUDA memory in its stead */
+    bool host_memory; /* never CUDA memory in its stead */
 };
 
 /*
- * A segment of a store: of `next`'s memory, overlaid, or CUDA memory in its stead. The store half
- * is on, and its server is started. NULL: one line was logged, and the caller fails the allocation.
+ * A segment of a store: memory at addresses of its own, which free() and its like give back; where
+ * free() does not come to this library, `next`'s memory, overlaid. The store half is on, and its
+ * server is started. NULL: one line was logged, and the caller fails the allocation.
  */
 void *tp_overlays_allocate(const struct tp_allocator *next, size_t alignment, size_t bytes,
                            const struct tp_config *config);

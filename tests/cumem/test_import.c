@@ -37,7 +37,7 @@ static void run_store(int ask, int answer) {
     unsigned char index;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     config->store.kind = TP_SEGMENT_CUMEM;
-    if (tp_segment_allocate(segment_bytes, 16 * MIB, config, &address) != 0 ||
+    if (tp_segment_allocate(segment_bytes, 16 * MIB, true, config, &address) != 0 ||
         tp_segment_publish(address, config) != 0 || tp_server_set_name(NAME) != 0)
         _exit(1);
     for (unsigned i = 0; i < segment_bytes / MIB; i++)

@@ -30,7 +30,7 @@ Test(cumem_store, memory_is_aligned_writable_and_freed) {
     struct tp_config *config = cumem_config(4 * MIB);
     void *address = NULL;
     unsigned fds = bench_fds();
-    cr_assert_eq(tp_segment_allocate(11 * MIB, ALIGNMENT, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(11 * MIB, ALIGNMENT, true, config, &address), 0);
     cr_assert_eq((uintptr_t)address % ALIGNMENT, 0);
     memset(address, 7, 11 * MIB);
     cr_assert(tp_segment_contains(address));
@@ -52,14 +52,14 @@ Test(cumem_store, memory_is_aligned_writable_and_freed) {
 Test(cumem_store, pieces_are_rounded_up_and_the_last_is_the_rest) {
     struct tp_config *config = cumem_config(3 * MIB);
     void *address = NULL;
-    cr_assert_eq(tp_segment_allocate(9 * MIB, ALIGNMENT, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(9 * MIB, ALIGNMENT, true, config, &address), 0);
     cr_assert_eq(slot()->piece_bytes, 4 * MIB);
     cr_assert_eq(slot()->bytes, 10 * MIB);
     cr_assert_eq(slot()->pieces, 3);
     cr_assert_eq(slot()->page_bytes, 2 * MIB);
     cr_assert(tp_segment_free(address));
     config->store.piece_bytes = 0; /* 2 GiB: one piece */
-    cr_assert_eq(tp_segment_allocate(9 * MIB, ALIGNMENT, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(9 * MIB, ALIGNMENT, true, config, &address), 0);
     cr_assert_eq(slot()->pieces, 1);
     cr_assert(tp_segment_free(address));
     double_proper(0);
@@ -69,7 +69,7 @@ Test(cumem_store, pieces_are_rounded_up_and_the_last_is_the_rest) {
 Test(cumem_store, restore_only_withdraws) {
     struct tp_config *config = cumem_config(0);
     void *address = NULL;
-    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, true, config, &address), 0);
     cr_assert_eq(tp_segment_publish(address, config), 0);
     cr_assert_eq(tp_segment_restore(address), 0);
     cr_assert(tp_segment_contains(address));
@@ -88,11 +88,11 @@ Test(cumem_store, nodes_that_refuse_are_skipped) {
     config->store.nodes[0] = 2; /* not there */
     config->store.nodes[1] = 0;
     config->store.nodes[2] = 1;
-    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, true, config, &address), 0);
     cr_assert_eq(slot()->nodes, 2);
     cr_assert(tp_segment_free(address));
     double_fail("cuMemCreate:2=801"); /* node 2 fails by itself, node 0 by order */
-    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, true, config, &address), 0);
     cr_assert_eq(slot()->nodes, 1);
     cr_assert(tp_segment_free(address));
     double_proper(0);
@@ -103,7 +103,7 @@ Test(cumem_store, no_node_left_is_an_error) {
     struct tp_config *config = cumem_config(0);
     void *address = NULL;
     double_fail("cuMemCreate:*=801");
-    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, config, &address), -ENOMEM);
+    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, true, config, &address), -ENOMEM);
     cr_assert_null(address);
     double_proper(0);
     cr_assert(bench_config_free(config));
@@ -128,18 +128,20 @@ Test(cumem_store, every_failure_leaves_nothing) {
     struct tp_config *config = cumem_config(2 * MIB);
     void *address = NULL;
     config->store.node_count = 1;
-    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, true, config, &address), 0);
     cr_assert(tp_segment_free(address));
     unsigned fds = bench_fds();
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         address = NULL;
         double_fail(rules[i]);
-        cr_assert_lt(tp_segment_allocate(8 * MIB, ALIGNMENT, config, &address), 0, "%s", rules[i]);
+        cr_assert_lt(tp_segment_allocate(8 * MIB, ALIGNMENT, true, config, &address), 0, "%s",
+                     rules[i]);
         cr_assert_null(address);
         cr_assert_eq(bench_fds(), fds, "%s", rules[i]);
         cr_assert_eq(double_mappings(), 0, "%s", rules[i]);
         double_fail("");
-        cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, config, &address), 0, "%s", rules[i]);
+        cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, true, config, &address), 0, "%s",
+                     rules[i]);
         cr_assert(tp_segment_free(address));
     }
     double_proper(0);
@@ -149,7 +151,7 @@ Test(cumem_store, every_failure_leaves_nothing) {
 Test(cumem_store, a_forked_child_keeps_nothing_and_may_free) {
     struct tp_config *config = cumem_config(2 * MIB);
     void *address = NULL;
-    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, true, config, &address), 0);
     memset(address, 7, 8 * MIB);
     unsigned before = bench_fds();
     pid_t pid = fork();
@@ -200,12 +202,12 @@ static void copies_reach(char *address, size_t bytes, uint64_t memory) {
 Test(cumem_store, gpus_that_come_into_use_are_let_in) {
     struct tp_config *config = cumem_config(2 * MIB);
     void *address[2] = {NULL};
-    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, config, &address[0]), 0);
+    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, true, config, &address[0]), 0);
     tp_segment_open_to_gpus(); /* there is none */
     double_proper(0);
     uint64_t memory = use_gpu(2 * MIB);
     tp_segment_open_to_gpus();
-    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, config, &address[1]), 0);
+    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, true, config, &address[1]), 0);
     tp_segment_open_to_gpus();
     for (size_t i = 0; i < 4; i++)
         copies_reach((char *)address[0] + i * 2 * MIB, 2 * MIB, memory);
@@ -220,7 +222,7 @@ Test(cumem_store, gpus_that_come_into_use_are_let_in) {
 Test(cumem_store, a_gpu_that_is_refused_once_is_let_in_later) {
     struct tp_config *config = cumem_config(2 * MIB);
     void *address = NULL;
-    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, true, config, &address), 0);
     uint64_t memory = use_gpu(4 * MIB);
     double_fail("cuMemSetAccess:2=2");
     tp_segment_open_to_gpus();
@@ -247,7 +249,7 @@ Test(cumem_store, what_is_freed_meanwhile_is_freed_after, .timeout = 60) {
     pthread_t threads[2];
     void *address = NULL;
     void *freed = NULL;
-    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, true, config, &address), 0);
     (void)use_gpu(MIB);
     cr_assert_eq(DOUBLE(int, "fakecuda_set_delays", (const char *))("cuMemSetAccess=300000"), 0);
     cr_assert_eq(pthread_create(&threads[0], NULL, let_in, NULL), 0);

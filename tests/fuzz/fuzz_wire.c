@@ -46,7 +46,10 @@ static void require(bool right, const char *what) {
 }
 
 static void end_server(void) {
+    char record[sizeof config.store.socket_dir + 16];
     tp_server_stop();
+    (void)snprintf(record, sizeof record, "%s/addresses", config.store.socket_dir);
+    (void)unlink(record);
     (void)rmdir(config.store.socket_dir);
 }
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 
 import pytest
-from harness import actions_process
+from harness import actions_process, status
 from harness import actions_store as actions
 from harness.cluster import MIB
 
@@ -68,7 +68,7 @@ def test_store(master, case):
     one_error(store, word)
     # It may have begun to listen before its memory was refused; nothing of that outlives it.
     store.finish()
-    assert os.listdir(master.directory) == []
+    assert status.names(master.directory) == []
 
 
 def test_store_on_cuda_memory_without_a_driver(master):
@@ -118,7 +118,7 @@ def test_store_larger_than_what_is_free(master):
 def test_store_larger_than_any_machine(master):
     store = master.process("store", master.store_environment())
     assert store.call(actions.setup, master=master.master_address, segment_bytes=1 << 44, limit_s=50) != 0
-    one_error(store, f"{1 << 24} MiB", "vm.overcommit_memory")
+    one_error(store, f"{1 << 24} MiB", "ulimit -n")
 
 
 @pytest.mark.parametrize("piece", [4096 * 5 + 1, 1, 10**6, 1 << 45])

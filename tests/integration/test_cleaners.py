@@ -28,7 +28,7 @@ def test_a_removed_directory_comes_back_with_all_who_were_in_it(cluster):
     shutil.rmtree(cluster.directory)
     status.until(lambda: shown(cluster) >= {store.pid, engine.pid}, "both are there again")
     assert os.stat(cluster.directory).st_mode & 0o7777 == 0o711
-    assert len(os.listdir(cluster.directory)) == 4
+    assert len(status.names(cluster.directory)) == 4
     late = cluster.engine("late")
     cluster.warm(late)
     assert engine.call(actions.write_keys, keys=["one", "two"], sizes=[8192] * 2, seed=1) == [0, 0]

@@ -1,7 +1,6 @@
 """mooncake_client as a store: a program that exports none of Mooncake's symbols. Its segments go the short way whatever they
 are made of, and it lives and dies as it would without."""
 
-import os
 import time
 
 import pytest
@@ -133,4 +132,4 @@ def test_without_a_segment_it_serves_dummy_clients_only(cluster):
     client = cluster.client(segment="0")
     assert client.popen.poll() is None
     assert client.tidepool_lines == []
-    assert os.listdir(cluster.directory) == []
+    assert status.names(cluster.directory) == []

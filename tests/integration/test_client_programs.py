@@ -156,7 +156,7 @@ def untouched(program):
     assert int(program.segment, 16) and program.tell("small").tell("free").tell("again")
     maps = open(f"/proc/{program.popen.pid}/maps").read()
     assert "memfd:" not in maps and "libtidepool" in maps
-    assert [name for name in os.listdir(program.directory) if not name.endswith(".log")] == []
+    assert [name for name in status.names(program.directory) if not name.endswith(".log")] == []
     assert program.finish() == 0
     assert program.lines == []
 

@@ -1,7 +1,6 @@
 """Engines that lend their own memory: each process is store and engine at once. What lies in another process goes the short
 way, what lies in its own Mooncake copies by itself, and nobody depends on anybody else's life."""
 
-import os
 import time
 
 import pytest
@@ -74,7 +73,7 @@ def test_three_that_lend_to_each_other(cluster, mode):
     assert [process.call(actions.close) for process in processes] == [0, 0, 0]
     assert [process.finish() for process in processes] == [0, 0, 0]
     cluster.assert_no_rule_broken()
-    assert os.listdir(cluster.directory) == []
+    assert status.names(cluster.directory) == []
 
 
 @pytest.mark.parametrize("mode", ["memfd", "tmpfs", "hugetlbfs"])

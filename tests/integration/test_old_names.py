@@ -5,6 +5,7 @@ engine never gets the bytes of the new memory for the old, and uses the new stor
 import contextlib
 import ctypes
 import http.server
+import os
 import threading
 import time
 
@@ -13,6 +14,7 @@ from harness import actions_store as actions
 from harness import machine, status
 from harness.cluster import MIB
 from harness.ports import free_port
+from harness.preloads import ALLOCATOR, compiled
 
 pytestmark = [pytest.mark.stores]
 
@@ -60,7 +62,7 @@ def metadata():
 
 @contextlib.contextmanager
 def addresses_that_come_back():
-    """Processes that are started here have their memory where the one before had it."""
+    """Processes that are started here have their memory where the one before had it (store_at)."""
     personality = ctypes.CDLL(None).personality
     before = personality(ctypes.c_ulong(0xFFFFFFFF))
     personality(ctypes.c_ulong(before | ADDR_NO_RANDOMIZE))
@@ -68,6 +70,17 @@ def addresses_that_come_back():
         yield
     finally:
         personality(ctypes.c_ulong(before))
+
+
+def store_at(cluster, place, name, same, **more):
+    """Tidepool looks that this does not happen: an allocator before it chooses the addresses, and their record is gone."""
+    environment = cluster.store_environment()
+    if same and not cluster.stock:
+        environment["LD_PRELOAD"] = f"{compiled(cluster, 'allocator', ALLOCATOR)}:{environment['LD_PRELOAD']}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{cluster.directory}/addresses")
+    with addresses_that_come_back() if same else contextlib.nullcontext():
+        return cluster.store(name, environment=environment, host=place, segment_bytes=SEGMENT, **more)
 
 
 def segments(cluster, store):
@@ -101,8 +114,7 @@ def test_old_memory_is_never_answered_with_new(cluster, metadata, where):
     same = where == "at the same addresses"
     cluster.start_master("-client_ttl", str(FORGOTTEN_S))
     name = f"127.0.0.1:{free_port()}"
-    with addresses_that_come_back():
-        store = cluster.store(host=name, segment_bytes=SEGMENT, **metadata)
+    store = store_at(cluster, name, "store", same, **metadata)
     engine = cluster.engine(host=f"127.0.0.1:{free_port()}", **metadata)
     reader = cluster.engine("reader", environment={}, host=f"127.0.0.1:{free_port()}", **metadata)
     cluster.warm(engine)
@@ -110,8 +122,7 @@ def test_old_memory_is_never_answered_with_new(cluster, metadata, where):
     before = [] if cluster.stock else segments(cluster, store)
     store.kill()
     killed = time.monotonic()
-    with addresses_that_come_back() if same else contextlib.nullcontext():
-        fresh = cluster.store("fresh", host=name, segment_bytes=SEGMENT, **metadata)
+    fresh = store_at(cluster, name, "fresh", same, **metadata)
     if not cluster.stock:
         assert overlap(before, segments(cluster, fresh)) == same, "or this test shows nothing"
         status.until(lambda: cluster.counters(engine)["peers_attached"] == 2, "the engine knows the new store")

@@ -127,7 +127,7 @@ def test_close_and_exit_are_clean(pair):
     if not pair.stock:
         import os
 
-        assert os.listdir(pair.directory) == []
+        assert status.names(pair.directory) == []
 
 
 @pytest.mark.wheels

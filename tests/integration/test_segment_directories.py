@@ -39,7 +39,7 @@ def refusal(cluster, start, where, **extra):
     assert refused.popen.wait(10) == 1
     (line,) = refused.warnings
     assert " error: " in line and str(where) in line, line
-    assert os.listdir(cluster.directory) == []
+    assert status.names(cluster.directory) == []
     return line
 
 

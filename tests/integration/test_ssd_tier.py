@@ -2,7 +2,6 @@
 store's restore buffer, which is shared memory as segments are, whatever those are made of.
 """
 
-import os
 import re
 
 import pytest
@@ -204,4 +203,4 @@ def test_too_few_huge_pages_for_the_buffer_end_the_setup(cluster, disk):
         assert f"needs {need} pages of 2 MiB, the kernel has {need - 1} pages of 2 MiB free, 1 pages of 2 MiB are missing" in said[0]
         assert store.call(actions.close) == 0
         assert store.finish() == 0
-        assert os.listdir(where) == []
+        assert status.names(where) == []

@@ -40,7 +40,7 @@ def test_names_of_directories(cluster):
         assert after["local_read_bytes"] - before["local_read_bytes"] == MIB, case
         assert after["local_write_bytes"] - before["local_write_bytes"] >= 2 * MIB, case
         assert (engine.finish(), store.finish()) == (0, 0)
-        assert os.listdir(cluster.directory) == [], case
+        assert status.names(cluster.directory) == [], case
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from harness import machine
+from harness import status as shared
 from tools_support import (
     ENGINE,
     LENDS_UNSHARED,
@@ -297,7 +298,7 @@ def test_a_stopped_process_with_a_full_backlog(directory):
     with RealProcess(directory, "store") as stopped:
         stopped.stop()
         waiting = []
-        name = next(entry for entry in os.listdir(directory) if entry.endswith(".sock"))
+        name = next(entry for entry in shared.names(directory) if entry.endswith(".sock"))
         for _ in range(200):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             connection.setblocking(False)
@@ -319,7 +320,7 @@ def test_a_killed_process_is_stale_and_removed(directory):
         result = tidepool("status", directory)
         assert result.returncode == 0, result.stdout
         assert "stale" in result.stdout and "removed" in result.stdout
-        assert sorted(os.listdir(directory)) == [f"s-{living.id}.lock", f"s-{living.id}.sock"]
+        assert shared.names(directory) == [f"s-{living.id}.lock", f"s-{living.id}.sock"]
         assert "stale" not in tidepool("status", directory).stdout
 
 
@@ -330,10 +331,10 @@ def test_a_held_lock_is_never_removed(directory):
         fcntl.flock(held, fcntl.LOCK_EX)
         _, report = status_json(directory)
         assert [process["state"] for process in report["processes"]] == ["starting"]
-        assert os.listdir(directory) == [f"{name}.lock"]
+        assert shared.names(directory) == [f"{name}.lock"]
     _, report = status_json(directory)
     assert [(process["state"], process["removed"]) for process in report["processes"]] == [("stale", True)]
-    assert os.listdir(directory) == []
+    assert shared.names(directory) == []
 
 
 def test_other_files_are_left_alone(directory):
@@ -341,7 +342,7 @@ def test_other_files_are_left_alone(directory):
     for name in names:
         (directory / name).touch()
     assert status_json(directory)[1]["processes"] == []
-    assert sorted(os.listdir(directory)) == sorted(names)
+    assert shared.names(directory) == sorted(names)
 
 
 # ---- the hostile

@@ -39,13 +39,17 @@ unsigned bench_names(const struct tp_config *config) {
     unsigned count = 0;
     DIR *directory = opendir(config->store.socket_dir);
     cr_assert_not_null(directory);
-    while (readdir(directory) != NULL)
-        count++;
+    const struct dirent *entry;
+    while ((entry = readdir(directory)) != NULL)
+        count += strcmp(entry->d_name, "addresses") != 0;
     closedir(directory);
     return count - 2;
 }
 
 bool bench_config_free(struct tp_config *config) {
+    char record[sizeof config->store.socket_dir + 16];
+    snprintf(record, sizeof record, "%s/addresses", config->store.socket_dir);
+    (void)unlink(record);
     bool empty = rmdir(config->store.socket_dir) == 0;
     free(config);
     return empty;

@@ -16,9 +16,9 @@
 /* A memfd store that listens in a fresh directory under /tmp; `piece_bytes` 0: the default. Ends
  * the test on failure. */
 struct tp_config *bench_config(uint64_t piece_bytes);
-/* Remove the directory; false when something was left in it. */
+/* Remove the directory; false when something but the record of addresses was left in it. */
 bool bench_config_free(struct tp_config *config);
-/* How many names the store's directory holds. */
+/* How many names the store's directory holds, without the record of addresses. */
 unsigned bench_names(const struct tp_config *config);
 
 /* As Mooncake does it: aligned_alloc with 16 MiB alignment. */

@@ -147,7 +147,10 @@ int main(void) {
         pthread_join(clients[i], NULL);
     pthread_join(looker, NULL);
     tp_server_stop();
-    require(rmdir(config.store.socket_dir) == 0, "the directory is empty");
+    char record[sizeof config.store.socket_dir + 16];
+    snprintf(record, sizeof record, "%s/addresses", config.store.socket_dir);
+    require(unlink(record) == 0 && rmdir(config.store.socket_dir) == 0,
+            "nothing is left but the record of addresses");
     require(atomic_load(&mapped) > 0, "clients mapped pieces");
     printf("%u pieces mapped\n", atomic_load(&mapped));
     return 0;

@@ -224,3 +224,81 @@ Test(segment, a_forked_child_has_zeros_instead_and_no_fds) {
     free(range);
     cr_assert(bench_config_free(config));
 }
+
+/* ---- memory at addresses of its own ---- */
+
+#define ALIGNMENT (16 * MIB)
+
+Test(segment, allocated_memory_is_aligned_whole_and_freed) {
+    struct tp_config *config = bench_config(4 * MIB);
+    void *address = NULL;
+    unsigned fds = bench_fds();
+    cr_assert_eq(tp_segment_allocate(11 * MIB + 5, ALIGNMENT, false, config, &address), 0);
+    cr_assert_eq((uintptr_t)address % ALIGNMENT, 0);
+    cr_assert_eq(((char *)address)[11 * MIB + 4095], 0, "whole pages");
+    bench_fill(address, 11 * MIB, 1);
+    cr_assert(tp_segment_contains((char *)address + 11 * MIB + 4095));
+    cr_assert_eq(tp_segment_publish(address, config), 0);
+    cr_assert_eq(tp_segment_restore(address), 0, "withdrawn only");
+    cr_assert(bench_same(address, 11 * MIB, 1));
+    cr_assert_not(tp_segment_free((char *)address + 4096));
+    errno = 5;
+    cr_assert(tp_segment_free(address));
+    cr_assert_eq(errno, 5);
+    cr_assert_not(tp_segment_free(address));
+    cr_assert_not(tp_segment_contains(address));
+    cr_assert_eq(msync(address, 4096, MS_ASYNC), -1, "nothing is mapped there");
+    tp_server_stop();
+    cr_assert_eq(bench_fds(), fds);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, allocated_memory_never_has_addresses_of_earlier) {
+    struct tp_config *config = bench_config(0);
+    char *earlier[16];
+    for (unsigned i = 0; i < 16; i++) {
+        void *address = NULL;
+        cr_assert_eq(tp_segment_allocate(4 * MIB, ALIGNMENT, false, config, &address), 0);
+        earlier[i] = address;
+        for (unsigned k = 0; k < i; k++)
+            cr_assert(earlier[k] + 4 * MIB <= earlier[i] || earlier[i] + 4 * MIB <= earlier[k]);
+        cr_assert(tp_segment_free(address));
+    }
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, an_allocation_that_fails_leaves_nothing) {
+    struct tp_config *config = bench_config(0);
+    void *address = NULL;
+    unsigned fds = bench_fds();
+    cr_assert_eq(tp_segment_allocate(UINT64_C(1) << 42, ALIGNMENT, false, config, &address),
+                 -ENOMEM);
+    unsigned maps = bench_maps();
+    cr_assert_lt(tp_segment_allocate(SIZE_MAX - 5, ALIGNMENT, false, config, &address), 0);
+    cr_assert_eq(tp_segment_allocate(UINT64_C(1) << 42, ALIGNMENT, false, config, &address),
+                 -ENOMEM);
+    cr_assert_null(address);
+    cr_assert_eq(bench_fds(), fds);
+    cr_assert_eq(bench_maps(), maps);
+    cr_assert(bench_config_free(config));
+}
+
+Test(segment, a_forked_child_may_free_what_was_allocated) {
+    struct tp_config *config = bench_config(2 * MIB);
+    void *address = NULL;
+    unsigned fds = bench_fds();
+    cr_assert_eq(tp_segment_allocate(8 * MIB, ALIGNMENT, false, config, &address), 0);
+    memset(address, 7, 8 * MIB);
+    pid_t child = bench_fork();
+    if (child == 0) {
+        bool good = *(char *)address == 0 && bench_fds() == fds;
+        *(char *)address = 1;
+        _exit(good && tp_segment_free(address) ? 0 : 1);
+    }
+    int status;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    cr_assert_eq(*(char *)address, 7);
+    cr_assert(tp_segment_free(address));
+    cr_assert(bench_config_free(config));
+}

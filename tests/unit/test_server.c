@@ -770,8 +770,8 @@ static pid_t other_store(struct tp_config *config, int *ret_go, int *ret_ready) 
     cr_assert_eq(pipe(go), 0);
     pid_t child = bench_process();
     if (child == 0) {
-        char *range = bench_allocate(BYTES);
-        if (tp_segment_overlay(range, BYTES, false, config) != 0 ||
+        void *range = NULL;
+        if (tp_segment_allocate(BYTES, 16 * MIB, false, config, &range) != 0 ||
             tp_segment_publish(range, config) != 0 || write(ready[1], "y", 1) != 1)
             _exit(1);
         close(go[1]);

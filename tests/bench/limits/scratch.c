@@ -35,6 +35,7 @@ static struct tp_config *config_for(const struct tp_config *config, enum tp_segm
         own->store.hugepages = false;
         own->store.hugepage_bytes = 0;
         own->store.piece_bytes = BENCH_PART;
+        own->store.socket_dir[0] = 0; /* no segment: no record of its addresses */
     }
     return own;
 }

@@ -100,6 +100,11 @@ def read_socket(path):
                     os.close(fd)
 
 
+def names(directory):
+    """What processes have put there, without the record of addresses, which stays."""
+    return sorted(name for name in os.listdir(directory) if name != "addresses")
+
+
 def sockets(directory):
     return sorted(
         os.path.join(directory, entry)
