@@ -39,30 +39,31 @@
 #define DRAWS 64   /* before fewer of the records are heeded */
 #define RESERVES 8 /* ranges in which this process has something already */
 
+#if defined(__SANITIZE_THREAD__)
+#define THREAD_SANITIZER true
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define THREAD_SANITIZER true
+#endif
+#endif
+#ifndef THREAD_SANITIZER
+#define THREAD_SANITIZER false
+#endif
+
 /*
  * User space of x86-64 is 47 bits. Below the first TiB lie programs that are not
- * position-independent and CUDA's own reservations; from near the end downwards the kernel places
- * what it chooses itself.
+ * position-independent and CUDA's own reservations, and below 16 TiB the shadow memory of
+ * AddressSanitizer; from near the end downwards the kernel places what it chooses itself.
+ * ThreadSanitizer leaves to programs what is near the end and little else.
  */
 #define SPACE (UINT64_C(1) << 47)
-#define LOWEST (UINT64_C(1) << 40)
-#define HIGHEST (SPACE - (UINT64_C(2) << 40))
+#define LOWEST (THREAD_SANITIZER ? UINT64_C(0x7e8000000000) : UINT64_C(17) << 40)
+#define HIGHEST (THREAD_SANITIZER ? UINT64_C(0x7f0000000000) : SPACE - (UINT64_C(2) << 40))
 /* Records that cover more than this are forgotten, the oldest first: new ones find room. */
 #define COVERED (SPACE / 4)
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
-#endif
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED true
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED true
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED false
 #endif
 
 struct header {
@@ -321,10 +322,6 @@ static int choose(uint64_t bytes, uint64_t alignment, uint64_t *ret_base) {
 
 int tp_addresses_draw(const struct tp_config *config, uint64_t bytes, uint64_t alignment,
                       uint64_t *ret_base) {
-    if (SANITIZED) {
-        *ret_base = 0;
-        return 0;
-    }
     pthread_mutex_lock(&lock);
     know_own();
     int fd = open_file(config);
@@ -352,25 +349,6 @@ bool tp_addresses_take(const struct tp_config *config, const void *base, uint64_
     return free_of_others || anyway;
 }
 
-/* At addresses that the kernel chooses. */
-static int reserve_any(const struct tp_config *config, uint64_t bytes, uint64_t alignment,
-                       void **ret_base) {
-    char *start = mmap(NULL, bytes + alignment, PROT_NONE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED)
-        return -errno;
-    uint64_t skip = (alignment - (uintptr_t)start % alignment) % alignment;
-    if (!tp_addresses_take(config, start + skip, bytes, false)) {
-        (void)munmap(start, bytes + alignment);
-        return -EADDRNOTAVAIL;
-    }
-    if (skip > 0)
-        (void)munmap(start, skip);
-    (void)munmap(start + skip + bytes, alignment - skip);
-    *ret_base = start + skip;
-    return 0;
-}
-
 int tp_addresses_reserve(const struct tp_config *config, uint64_t bytes, uint64_t alignment,
                          void **ret_base) {
     for (unsigned i = 0; i < RESERVES; i++) {
@@ -378,8 +356,6 @@ int tp_addresses_reserve(const struct tp_config *config, uint64_t bytes, uint64_
         int result = tp_addresses_draw(config, bytes, alignment, &base);
         if (result < 0)
             return result;
-        if (base == 0)
-            return reserve_any(config, bytes, alignment, ret_base);
         void *got = mmap((void *)base, bytes, PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
         if (got == (void *)base) {

@@ -38,14 +38,13 @@ static void *allocate(size_t bytes) {
 }
 
 /* Is this address memory of a file, as an overlay is? */
-static bool file_mapped(const void *address) {
+static bool file_mapped(uintptr_t at) {
     FILE *maps = fopen("/proc/self/maps", "r");
     CHECK(maps != nullptr);
     char line[512];
     bool found = false;
     while (!found && fgets(line, sizeof(line), maps)) {
         unsigned long low = 0, high = 0;
-        auto at = reinterpret_cast<unsigned long>(address);
         found = sscanf(line, "%lx-%lx", &low, &high) == 2 && at >= low && at < high &&
                 strstr(line, "memfd:");
     }
@@ -67,7 +66,7 @@ static int store(const char *name, size_t bytes) {
     /* An engine that is moved keeps its memory. */
     auto moved = std::make_unique<TransferEngine>(std::move(*engine));
     engine = std::move(moved);
-    CHECK(file_mapped(memory));
+    CHECK(file_mapped(reinterpret_cast<uintptr_t>(memory)));
 #endif
     printf("%p\n", static_cast<void *>(memory));
     fflush(stdout);
@@ -87,10 +86,12 @@ static int store(const char *name, size_t bytes) {
         fflush(stdout);
     }
     CHECK(engine->unregisterLocalMemory(memory, true) == 0);
-    CHECK(file_mapped(memory));
+    CHECK(file_mapped(reinterpret_cast<uintptr_t>(memory)));
     engine.reset();
-    CHECK(!file_mapped(memory)); /* the overlay ends with the engine, before the memory is freed */
-    free(memory);                /* plain, as RealClient::tearDownAll_internal does */
+    CHECK(file_mapped(reinterpret_cast<uintptr_t>(memory))); /* at addresses of its own, it is the caller's until it is freed */
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    free(memory); /* plain, as RealClient::tearDownAll_internal does */
+    CHECK(!file_mapped(address));
     return 0;
 }
 

@@ -42,7 +42,7 @@ def run_variant(variant, scenarios, engine=True):
             print("ok  " if good else "FAIL", variant, scenario, "" if good else (done.returncode, done.stdout, done.stderr))
         store.stdin.close()
         code = store.wait(timeout=10)
-        if code != 0 or os.listdir(directory):
+        if code != 0 or os.listdir(directory) != ["addresses"]:  # the record stays
             failures += 1
             print("FAIL", variant, "store", code, os.listdir(directory))
     return failures
