@@ -61,9 +61,10 @@ def put_and_evict(engine):
         lambda: f"all on disk: {engine.call(actions.replica_kinds, keys=OLD)}",
         15,
     )
-    for round_ in range(20):
+    for round_ in range(60):
         put(engine, [f"new{round_}-{index}" for index in range(8)], seed=100 + round_)
-        if engine.call(actions.replica_kinds, keys=OLD) == [["disk"]] * COUNT:
+        # Whoever asks for an object makes it a recent one, which is evicted last: on a busy machine it never was.
+        if round_ % 3 == 2 and engine.call(actions.replica_kinds, keys=OLD) == [["disk"]] * COUNT:
             return
     pytest.fail(f"not evicted from memory: {engine.call(actions.replica_kinds, keys=OLD)}")
 
