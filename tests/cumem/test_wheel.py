@@ -147,8 +147,9 @@ def test_bytes_go_the_short_way_and_both_end_well(host):
     engine = host.engine()
     assert engine.stdout.readline().strip() == "ready", host.log("engine")
     seen = counters(host.status())
-    assert seen["local_write_bytes"] == 64 << 20 and seen["local_read_bytes"] == 64 << 20
-    assert seen["forward_bytes"] <= 1 << 20 and seen["copy_failed"] == 0 and seen["import_failures"] == 0
+    # The first put of 1 MiB is local as well, if it does not have to wait too long for the store.
+    assert seen["local_write_bytes"] in (64 << 20, 65 << 20) and seen["local_read_bytes"] == 64 << 20
+    assert seen["local_write_bytes"] + seen["forward_bytes"] <= 65 << 20 and seen["copy_failed"] == 0 and seen["import_failures"] == 0
     engine.stdin.close()
     assert engine.wait(30) == 0, host.log("engine")
     store.stdin.close()
