@@ -27,6 +27,7 @@ void tool_error(const char *name, const char *format, ...) {
     va_list arguments;
 
     va_start(arguments, format);
+    /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): a false alarm of clang-tidy 14 */
     (void)vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
     text_clean(line, sizeof(line), text);

@@ -82,7 +82,8 @@ int main(int argc, char **argv) {
     /* Not by the clock alone: a machine that stands still for seconds has done nothing in them. */
     for (uint64_t end = tp_now_ms() + seconds * 1000;
          tp_now_ms() < end || rig_counter(TP_PEERS_ATTACHED) < 2 || completed == 0; rounds++) {
-        options.base = base = FAKE_BASE + ((uint64_t)rounds << 30);
+        options.base = FAKE_BASE + ((uint64_t)rounds << 30);
+        atomic_store(&base, options.base);
         fake_start(&store, config, &options);
         usleep(250000);
         fake_end(&store);
