@@ -241,3 +241,12 @@ void *bench_map(int fd, const struct tp_msg_segment *segment) {
     }
     return base;
 }
+
+bool bench_logged(const char *words) {
+    const struct tp_stats_page *page = tp_stats_page();
+    for (unsigned i = 0; i < TP_STATS_EVENTS; i++) {
+        if (strstr(page->events[i].text, words) != NULL)
+            return true;
+    }
+    return false;
+}

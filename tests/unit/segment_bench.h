@@ -52,4 +52,7 @@ bool bench_ended(int fd, int ms);
 /* Ask for all pieces of a segment and map them in a row. NULL on failure. */
 void *bench_map(int fd, const struct tp_msg_segment *segment);
 
+/* Was a warning or an error with these words logged? */
+bool bench_logged(const char *words);
+
 #endif

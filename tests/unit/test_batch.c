@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "rig.h"
+#include "tests/fakecuda/test/stood_still.h"
 #include "transport/copy_host.h"
 
 #define NAME "127.0.0.1:1"
@@ -361,23 +362,12 @@ Test(batch, a_segment_that_was_taken_back_fails_its_own_tasks_only) {
 
 /* ---- a process that stood still: the clock jumps while no thread looks at it ---- */
 
-static _Atomic int64_t stood_still_s;
-
-int __real_clock_gettime(clockid_t clock, struct timespec *ret_time);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_time);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_time) {
-    int result = __real_clock_gettime(clock, ret_time);
-    if (clock == CLOCK_MONOTONIC_COARSE)
-        ret_time->tv_sec += atomic_load(&stood_still_s);
-    return result;
-}
-
 static void submit_and_stand_still(int opcode, uint64_t bytes, enum tp_task_state expected) {
     struct rig_request r = rig_make(opcode, buffer, 1, FAKE_BASE, bytes);
     struct tp_submit submit;
     struct tp_task_status status;
     cr_assert_eq(rig_begin(engine, 0x92, 1, &r, 1, &submit), TP_PLAN_ALL);
-    atomic_fetch_add(&stood_still_s, 6);
+    stand_still();
     tp_submit_commit(&submit);
     cr_assert_eq(rig_finish(0x92, NULL), expected);
     cr_assert_eq(tp_batch_task_status(0x92, 0, &status), TP_ANSWER_LOCAL);

@@ -248,15 +248,6 @@ Test(files, memfd_on_huge_pages_and_without_enough_of_them) {
     cr_assert_eq(free_pages(), before);
 }
 
-static bool logged(const char *words) {
-    const struct tp_stats_page *page = tp_stats_page();
-    for (unsigned i = 0; i < TP_STATS_EVENTS; i++) {
-        if (strstr(page->events[i].text, words) != NULL)
-            return true;
-    }
-    return false;
-}
-
 /* Takes all memory out of the store's segment, and all free huge pages. Returns 0, or which step
  * failed. */
 static int take_pages(const struct tp_config *store) {
@@ -316,7 +307,7 @@ Test(files, a_listed_user_cannot_take_the_pages_of_a_memfd) {
     cr_assert(bench_same(range, BYTES, 3));
     kill(thief, SIGKILL);
     cr_assert_eq(waitpid(thief, NULL, 0), thief);
-    cr_assert(logged("TIDEPOOL_ALLOW_UIDS lists other users"));
+    cr_assert(bench_logged("TIDEPOOL_ALLOW_UIDS lists other users"));
     tp_server_stop();
     cr_assert_eq(tp_segment_restore(range), 0);
 }
@@ -326,7 +317,7 @@ Test(files, files_that_listed_users_could_cut_off_are_warned_of) {
     config->allow_uid_count = 1;
     config->allow_uids[0] = 23456;
     cr_assert_eq(tp_segment_overlay(range, BYTES, false, config), 0);
-    cr_assert(logged("cannot be sealed"));
+    cr_assert(bench_logged("cannot be sealed"));
     cr_assert_eq(tp_segment_restore(range), 0);
 }
 

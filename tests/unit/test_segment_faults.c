@@ -55,16 +55,6 @@ static void break_always(long number, int error) {
     break_call(number, 0, 0, 0, error);
 }
 
-/* Was a warning or an error with these words logged? */
-static bool logged(const char *words) {
-    const struct tp_stats_page *page = tp_stats_page();
-    for (unsigned i = 0; i < TP_STATS_EVENTS; i++) {
-        if (strstr(page->events[i].text, words) != NULL)
-            return true;
-    }
-    return false;
-}
-
 static void expect_made(struct tp_config *config) {
     char *range = bench_allocate(BYTES);
     bench_fill(range, BYTES, 1);
@@ -163,14 +153,14 @@ Test(segment_faults, no_memfds) {
     struct tp_config *config = warm();
     break_always(SYS_memfd_create, EPERM);
     expect_untouched(config, -EPERM);
-    cr_assert(logged("MC_STORE_SHM_SEGMENT_DIR to a directory on tmpfs"));
+    cr_assert(bench_logged("MC_STORE_SHM_SEGMENT_DIR to a directory on tmpfs"));
 }
 
 Test(segment_faults, counters_that_cannot_be_shared_are_warned_of) {
     struct tp_config *config = bench_config(0);
     break_always(SYS_memfd_create, EPERM);
     cr_assert_eq(tp_server_start(false, config), 0);
-    cr_assert(logged("counters of this process cannot be shared"));
+    cr_assert(bench_logged("counters of this process cannot be shared"));
     tp_server_stop();
     cr_assert(bench_config_free(config));
 }
@@ -183,8 +173,8 @@ static void expect_no_lock(int error) {
         /* A lock file without a lock would be that of a dead process. */
         cr_assert_eq(bench_names(config), 0);
     }
-    cr_assert(logged("flock(2) is refused"));
-    cr_assert(logged("TIDEPOOL_SOCKET_DIR"));
+    cr_assert(bench_logged("flock(2) is refused"));
+    cr_assert(bench_logged("TIDEPOOL_SOCKET_DIR"));
     tp_server_stop();
     cr_assert(bench_config_free(config));
 }
@@ -230,7 +220,7 @@ Test(segment_faults, too_little_memory_is_an_error_that_names_the_setting) {
     struct tp_config *config = warm();
     leave_little_memory();
     expect_untouched(config, -ENOMEM);
-    cr_assert(logged("TIDEPOOL_OVERCOMMIT=1"));
+    cr_assert(bench_logged("TIDEPOOL_OVERCOMMIT=1"));
 }
 
 Test(segment_faults, too_little_memory_is_a_warning_for_those_who_overcommit) {
@@ -238,7 +228,7 @@ Test(segment_faults, too_little_memory_is_a_warning_for_those_who_overcommit) {
     leave_little_memory();
     config->store.overcommit = true;
     expect_made(config);
-    cr_assert(logged("TIDEPOOL_OVERCOMMIT=1"));
+    cr_assert(bench_logged("TIDEPOOL_OVERCOMMIT=1"));
 }
 
 Test(segment_faults, memory_that_cannot_be_populated) {
@@ -258,7 +248,7 @@ Test(segment_faults, populate_and_fallocate_refused_by_seccomp) {
     break_call(SYS_madvise, 2, UINT32_MAX, POPULATE_WRITE, ENOSYS);
     break_always(SYS_fallocate, EPERM);
     expect_untouched(config, -EPERM);
-    cr_assert(logged("fallocate(2) is refused"));
+    cr_assert(bench_logged("fallocate(2) is refused"));
 }
 
 Test(segment_faults, memory_that_cannot_be_reserved) {
