@@ -12,10 +12,10 @@
 #include "env/stats.h"
 
 #include "env/env.h"
+#include "env/memfd.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/memfd.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,13 +23,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
-#endif
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1 */
-#endif
 
 #define OS_PAGE_BYTES 4096
 #define MAX_VIEW_BYTES ((off_t)1 << 20)
@@ -208,16 +201,6 @@ static void unpark_counts(void) {
     }
 }
 
-static int make_memfd(void) {
-    int fd = memfd_create("tidepool-stats", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-
-    if (fd < 0 && errno == EINVAL)
-        fd = memfd_create("tidepool-stats", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0)
-        return -errno;
-    return fd;
-}
-
 static int write_page(int fd) {
     int rc = tp_host_resize(fd, MAP_BYTES);
 
@@ -233,18 +216,8 @@ static int write_page(int fd) {
     return 0;
 }
 
-/* Readers get this very fd: they may neither resize it (SIGBUS here) nor map it writable (their
- * text in our page). */
-static int seal_page(int fd) {
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
-        return -errno;
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0 && errno != EINVAL)
-        return -errno;
-    return fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL) == 0 ? 0 : -errno;
-}
-
 static int move_page(int *ret_fd) {
-    int fd = make_memfd();
+    int fd = tp_memfd_make("tidepool-stats", 0);
     int rc;
 
     if (fd < 0)
@@ -257,7 +230,8 @@ static int move_page(int *ret_fd) {
         rc = -errno;
         goto fail;
     }
-    rc = seal_page(fd);
+    /* Readers get this very fd. */
+    rc = tp_memfd_seal_read_only(fd);
     if (rc < 0)
         goto fail; /* the page stays mapped, and nobody else can have the fd */
     *ret_fd = fd;

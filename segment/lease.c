@@ -18,7 +18,6 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <linux/magic.h>
-#include <linux/memfd.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <string.h>
@@ -28,14 +27,8 @@
 #include <unistd.h>
 
 #include "env/env.h"
+#include "env/memfd.h"
 #include "segment/wire.h"
-
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
-#endif
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1 */
-#endif
 
 union lease_space {
     struct tp_lease_page page;
@@ -61,23 +54,12 @@ void tp_lease_set(unsigned slot, uint64_t segment_id) {
     pthread_mutex_unlock(&lease.lock);
 }
 
-/* Engines get this very fd: they may neither resize the file nor map it writable. */
-static int seal(int fd) {
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
-        return -errno;
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) < 0 && errno != EINVAL)
-        return -errno;
-    return fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL) < 0 ? -errno : 0;
-}
-
 /*
  * A memfd, or where they are refused (seccomp), a file without a name on a tmpfs, as which engines
  * take it (transport/steady.c). *ret_sealable says which. An fd or -errno.
  */
 static int make_file(const char *directory, bool *ret_sealable) {
-    int fd = memfd_create("tidepool-lease", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    if (fd < 0 && errno == EINVAL)
-        fd = memfd_create("tidepool-lease", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = tp_memfd_make("tidepool-lease", 0);
     *ret_sealable = fd >= 0;
     if (fd < 0)
         fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -119,7 +101,7 @@ static int make_page(const char *directory) {
         result = space == MAP_FAILED ? -errno : make_mutex(&space->alive);
     }
     if (result == 0 && sealable)
-        result = seal(fd);
+        result = tp_memfd_seal_read_only(fd); /* engines get this very fd */
     if (result < 0) {
         if (space != MAP_FAILED)
             munmap(space, TP_LEASE_BYTES);

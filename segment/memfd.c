@@ -14,12 +14,10 @@
 #include <unistd.h>
 
 #include "env/env.h"
+#include "env/memfd.h"
 #include "segment/backing.h"
 #include "segment/hugepages.h"
 
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
-#endif
 #define MFD_HUGE_SHIFT_BITS 26 /* linux/memfd.h: the logarithm of the page size lies there */
 
 #define SMALL_PAGE UINT64_C(4096)
@@ -103,16 +101,11 @@ static int memfd_open(const struct tp_config *config, const struct tp_need *need
     return 0;
 }
 
-/* The flags that this kernel takes: MFD_NOEXEC_SEAL is refused with EINVAL before Linux 6.3. */
 static int make_memfd(const struct tp_backing *backing) {
-    unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+    unsigned flags = 0;
     if (backing->hugetlb)
-        flags |= MFD_HUGETLB | (unsigned)__builtin_ctzll(backing->page_bytes)
-                                   << MFD_HUGE_SHIFT_BITS;
-    int fd = memfd_create("tidepool-segment", flags | MFD_NOEXEC_SEAL);
-    if (fd < 0 && errno == EINVAL)
-        fd = memfd_create("tidepool-segment", flags);
-    return fd < 0 ? -errno : fd;
+        flags = MFD_HUGETLB | (unsigned)__builtin_ctzll(backing->page_bytes) << MFD_HUGE_SHIFT_BITS;
+    return tp_memfd_make("tidepool-segment", flags);
 }
 
 static int memfd_create_piece(struct tp_backing *backing, uint64_t bytes, int *ret_fd) {
